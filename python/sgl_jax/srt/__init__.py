@@ -1,0 +1,1 @@
+"""The serving runtime: cache, scheduler, model executor and entry points."""

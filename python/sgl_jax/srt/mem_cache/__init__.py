@@ -1,0 +1,1 @@
+"""Cache subsystem: page maths, allocators, pools, radix trees, caches and the ownership ledger."""
