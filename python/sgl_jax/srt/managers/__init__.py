@@ -1,0 +1,1 @@
+"""Scheduling: requests, batches, policy, admission, the scheduler loop and its control plane."""
