@@ -1,0 +1,1 @@
+"""Model configuration: what a checkpoint is, read from its files (no JAX)."""
