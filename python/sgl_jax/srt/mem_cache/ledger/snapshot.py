@@ -1,0 +1,32 @@
+"""Build one rank's ledger snapshot (RFC-0035 section 6): read-only, exact, nothing residual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sgl_jax.srt.mem_cache.ledger.exact import tally_exact
+from sgl_jax.srt.mem_cache.ledger.regular import tally_regular
+from sgl_jax.srt.mem_cache.ledger.schema import assemble
+from sgl_jax.srt.mem_cache.ledger.source import rank_view
+
+
+def event_totals(cache: Any, rank: int) -> Mapping[str, int]:
+    """Cumulative events of one rank, read without creating a key."""
+    totals = getattr(cache, "_ledger_event_totals", None)
+    if not totals:
+        return {}
+    per_rank: Mapping[str, int] | None = totals.get(rank)
+    return per_rank or {}
+
+
+def build_snapshot(cache: Any, dp_rank: int, live_reqs: Iterable[Any]) -> dict[str, int]:
+    """The 31-key ledger of ``dp_rank``; one implementation for Unified, legacy SWA and chunk caches.
+
+    Legal outside a free group and between scheduler steps. Never mutates: no key is created, no lazy free list merged.
+    ``live_reqs`` are all requests that hold a row, of any rank; each object counts once. Raises ValueError for a rank the
+    allocator does not have. Cost: one pass over the mapping and over what is owned, page by page when the state is sound.
+    """
+    view = rank_view(cache, dp_rank, live_reqs)
+    full, swa, mapping = tally_regular(view) or tally_exact(view)
+    return assemble(dp_rank, full, swa, mapping, event_totals(cache, dp_rank)).to_dict()
