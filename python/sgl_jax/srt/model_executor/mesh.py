@@ -48,7 +48,9 @@ def request_cpu_devices(count: int) -> None:
     """
     if count <= 1 or _HOST_COUNT_FLAG in os.environ.get("XLA_FLAGS", ""):
         return
-    with contextlib.suppress(RuntimeError):  # the backend is up: make_mesh reports a shortage, if there is one
+    with contextlib.suppress(
+        RuntimeError
+    ):  # the backend is up: make_mesh reports a shortage, if there is one
         jax.config.update("jax_num_cpu_devices", count)
 
 
@@ -91,25 +93,6 @@ def make_mesh(
         )
     grid = np.array(list(devices)[:tp_size], dtype=object).reshape(dp_size, tensor)
     return Mesh(grid, (DATA_AXIS, TENSOR_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
-
-
-def check_heads(num_heads: int, kv_heads: Sequence[int], tensor: int) -> None:
-    """Heads must divide over the tensor axis; where there are fewer KV heads than devices they are replicated.
-
-    Raises:
-        MeshError: naming the head count and the tensor axes that work (DECISIONS: KV heads are replicated, and counted).
-    """
-    counts = {"attention heads": num_heads} | {
-        f"KV heads (layer kind {i})": h for i, h in enumerate(kv_heads)
-    }
-    for name, heads in counts.items():
-        replicable = name != "attention heads" and heads < tensor and tensor % heads == 0
-        if heads % tensor and not replicable:
-            legal = [t for t in range(1, num_heads + 1) if num_heads % t == 0]
-            raise MeshError(
-                f"the tensor axis --tp-size / --dp-size = {tensor} does not fit the model's {heads} {name}; "
-                f"axes that divide its {num_heads} attention heads: {legal}"
-            )
 
 
 def sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
