@@ -108,7 +108,7 @@ def parse_rope(
         "low_freq_factor": params.get("low_freq_factor"),
         "high_freq_factor": params.get("high_freq_factor"),
     }
-    given = {k: float(v) for k, v in fields.items() if v is not None}
+    given: dict[str, Any] = {k: float(v) for k, v in fields.items() if v is not None}
     original = params.get("original_max_position_embeddings")
     if kind is RopeType.LLAMA3 and ("factor" not in given or original is None):
         raise cfg.error(f"`{where}` of type llama3 needs `factor` and `original_max_position_embeddings`")

@@ -1,0 +1,1 @@
+"""Building blocks of decoder models: flax nnx modules whose parameters carry their sharding."""

@@ -1,0 +1,1 @@
+"""Paged attention: block metadata (numpy), the ``native`` backend (plain JAX), a dense reference for tests."""
