@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from sgl_jax.srt.layers.sharding import param
+from sgl_jax.srt.layers.sharding import last_axis, param
 
 
 def rms_normalize(x: jax.Array, eps: float) -> jax.Array:
@@ -26,7 +26,7 @@ class RMSNorm(nnx.Module):
         self.zero_centred = zero_centred
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        weight = self.weight[...].astype(jnp.float32)
+        weight = last_axis(self.weight[...].astype(jnp.float32), x.ndim)
         if self.zero_centred:
             weight = 1.0 + weight
         return (rms_normalize(x, self.eps) * weight).astype(x.dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgl_jax.srt.configs.layer_spec import RopeSpec, RopeType
+from sgl_jax.srt.layers.sharding import last_axis
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> np.ndarray:
@@ -38,7 +39,7 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> np.ndarray:
 def rope_tables(spec: RopeSpec, head_dim: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(cos, sin), float32 [..., pairs], for integer ``positions`` [...]. Angles are float32 products, as in HF."""
     freq = jnp.asarray(inverse_frequencies(spec, head_dim), jnp.float32)
-    angles = positions.astype(jnp.float32)[..., None] * freq
+    angles = positions.astype(jnp.float32)[..., None] * last_axis(freq, positions.ndim + 1)
     return jnp.cos(angles), jnp.sin(angles)
 
 

@@ -7,6 +7,7 @@ device array laid out that way; a preflight compiles from the abstract ones.
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -21,8 +22,13 @@ def param(
     ``heads`` = (heads in the checkpoint, copies of each): the loader repeats every head's rows so that each device of the tensor
     axis finds its own (KV heads fewer than the axis, DECISION). ``shape`` counts the copies.
     """
-    struct = jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype), sharding=NamedSharding(mesh, spec))
+    struct = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, spec))
     return nnx.Param(struct, heads=heads)
+
+
+def last_axis(vector: jax.Array, ndim: int) -> jax.Array:
+    """A vector as the last axis of an ``ndim``-dimensional operand: broadcasting is explicit everywhere."""
+    return jnp.expand_dims(vector, tuple(range(ndim - 1)))
 
 
 def constrain(x: jax.Array, mesh: Mesh, *spec: str | None) -> jax.Array:

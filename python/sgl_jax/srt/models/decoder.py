@@ -124,6 +124,13 @@ class CausalLM(nnx.Module):
         ``kv``: one LayerKV per layer in layer order, donated by the caller. Returns float32 logits [dp, R, vocab] of
         ``inputs.logits_rows`` and the pools with the K/V of every new token written.
         """
+        hidden, kv = self.hidden_states(inputs, kv)
+        return self.logits(select_rows(hidden, inputs.logits_rows)), kv
+
+    def hidden_states(
+        self, inputs: ModelInputs, kv: tuple[LayerKV, ...]
+    ) -> tuple[jax.Array, tuple[LayerKV, ...]]:
+        """As ``__call__`` up to the last layer: [dp, T, hidden] before the final norm. ``logits_rows`` is not read."""
         cfg, mesh = self.config, self.mesh
         ropes = {
             kind: rope_tables(cfg.spec(kind).rope, cfg.spec(kind).head_dim, inputs.positions)
@@ -135,6 +142,9 @@ class CausalLM(nnx.Module):
             x, cache = layer(x, ropes[kind], cache, inputs.attention)
             x = constrain(x, mesh, DATA, None, None)
             new_kv.append(cache)
-        x = self.model.norm(select_rows(x, inputs.logits_rows))
-        table = self.model.embed_tokens if cfg.tie_word_embeddings else self.lm_head
-        return project_logits(x, table.weight[...], cfg.final_logit_softcap), tuple(new_kv)
+        return x, tuple(new_kv)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Final norm and output table: hidden [dp, R, hidden] of any rows -> float32 [dp, R, vocab]."""
+        table = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return project_logits(self.model.norm(hidden), table.weight[...], self.config.final_logit_softcap)

@@ -11,7 +11,7 @@ from sgl_jax.srt.layers.attention.backend import LayerKV
 from sgl_jax.srt.layers.attention.metadata import AttentionMetadata
 from sgl_jax.srt.layers.mlp import GatedMLP
 from sgl_jax.srt.layers.norm import RMSNorm
-from sgl_jax.srt.layers.sharding import param
+from sgl_jax.srt.layers.sharding import last_axis, param
 from sgl_jax.srt.models.decoder import AttentionStyle, BuildContext, CausalLM, RopeTables, SelfAttention
 
 
@@ -46,7 +46,7 @@ class GemmaLayer(nnx.Module):
         attn, cache = self.self_attn(self.input_layernorm(x), rope, cache, meta)
         x = x + self.post_attention_layernorm(attn)
         x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        return (x * self.layer_scalar[...] if self.scaled else x), cache
+        return (x * last_axis(self.layer_scalar[...], x.ndim) if self.scaled else x), cache
 
 
 class GemmaForCausalLM(CausalLM):

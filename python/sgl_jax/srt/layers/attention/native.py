@@ -105,9 +105,9 @@ def _attend_group(
     page = pools[0].shape[1]
     heads, dim = q.shape[1], q.shape[2]
     kv_heads = pools[0].shape[2] // dim
-    row = jnp.arange(block_rows)
+    row = jnp.arange(block_rows)[None]  # [1, BQ]
     queries = jnp.take(q, own.tok0[:, None] + row, axis=0, mode="clip")  # [GB, BQ, heads, dk]
-    queries = _rows_by_kv_head(queries, kv_heads) * jnp.asarray(options.scale, q.dtype)
+    queries = _rows_by_kv_head(queries, kv_heads)
 
     end = own.pos0 + own.rows  # keys [begin, end) matter to this block
     begin = jnp.zeros_like(end)
@@ -122,16 +122,18 @@ def _attend_group(
 
     def step(carry: tuple[jax.Array, _Softmax]) -> tuple[jax.Array, _Softmax]:
         i, state = carry
-        logical = (first_page + i * step_pages)[:, None] + jnp.arange(step_pages)
+        logical = (first_page + i * step_pages)[:, None] + jnp.arange(step_pages)[None]
         ids = jnp.where(logical < end_page[:, None], _page_ids(table[0], base, logical), 0)
-        key_pos = (logical[..., None] * page + jnp.arange(page)).reshape(logical.shape[0], -1)  # [GB, KB]
+        key_pos = (logical[..., None] * page + jnp.arange(page)[None, None]).reshape(
+            logical.shape[0], -1
+        )  # [GB, KB]
         seen = _visible(q_pos, key_pos, options.window)
-        k = pools[0][ids].reshape(*key_pos.shape, kv_heads, dim)
-        v = pools[1][ids].reshape(*key_pos.shape, kv_heads, -1)
+        k = pools[0][ids].reshape(*key_pos.shape, kv_heads, dim).astype(q.dtype)
+        v = pools[1][ids].reshape(*key_pos.shape, kv_heads, -1).astype(q.dtype)
         # Slots nobody may see can hold anything, NaN included; 0 * NaN would leak through the product.
         live = (key_pos >= begin[:, None]) & (key_pos < end[:, None])
         v = jnp.where(live[..., None, None], v, 0)
-        return i + 1, _accumulate(state, queries, k, v, seen, options.soft_cap)
+        return i + 1, _accumulate(state, queries, k, v, seen, options)
 
     state = _initial_state(own.seq.shape[0], block_rows, kv_heads, heads // kv_heads, pools, sinks)
     _, state = jax.lax.while_loop(lambda c: c[0] < steps, step, (jnp.zeros((), steps.dtype), state))
@@ -151,12 +153,12 @@ def _visible(q_pos: jax.Array, key_pos: jax.Array, window: int | None) -> jax.Ar
 
 
 def _accumulate(
-    state: _Softmax, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, soft_cap: float | None
+    state: _Softmax, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, options: AttentionOptions
 ) -> _Softmax:
     """Fold one step of keys into the state. q [GB, kvh, R, dk], k/v [GB, KB, kvh, d], seen [GB, BQ, KB]."""
-    scores = jnp.einsum("bhrd,bkhd->bhrk", q, k, preferred_element_type=jnp.float32)
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.einsum("bhrd,bkhd->bhrk", q, k, preferred_element_type=jnp.float32) * options.scale
+    if options.soft_cap is not None:
+        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     mask = jnp.repeat(seen, q.shape[2] // seen.shape[1], axis=1)[:, None]  # rows are (BQ, G)
     scores = jnp.where(mask, scores, _NEG)
     top = jnp.maximum(state.top, jnp.max(scores, axis=-1))
