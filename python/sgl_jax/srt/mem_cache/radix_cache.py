@@ -27,7 +27,8 @@ from sgl_jax.srt.mem_cache.base_prefix_cache import (
 )
 from sgl_jax.srt.mem_cache.errors import LockReceiptError, Violation
 from sgl_jax.srt.mem_cache.page import ceil_page, floor_page
-from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, TokenBuffer, get_child_key, packed_child_key
+from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, get_child_key, packed_child_key
+from sgl_jax.srt.mem_cache.radix_tree.request_key import build_radix_key
 
 __all__ = ["CandidateQueue", "RadixCache", "RadixKey", "TreeNode", "build_radix_key", "get_child_key"]
 
@@ -59,28 +60,6 @@ def _key_match_paged(k0: RadixKey, k1: RadixKey, page_size: int) -> int:
 def _convert_to_bigram_key(token_ids: Sequence[int]) -> list[tuple[int, int]]:
     """EAGLE key: pairs of neighbours; one shorter than the ids, empty below two ids."""
     return list(itertools.pairwise(token_ids))
-
-
-def build_radix_key(req: Any, length: int) -> RadixKey:
-    """Key over the first ``length`` tokens (prompt, then outputs) of a request, in the request's namespace.
-
-    A ``TokenBuffer`` in ``req.radix_tokens`` (packed once, extended by generated tokens) is used when it is long enough;
-    otherwise ``radix_input_ids`` or ``origin_input_ids`` plus ``output_ids`` are packed, or ``fill_ids`` when longer.
-    """
-    extra, rank = getattr(req, "extra_key", None), getattr(req, "dp_rank", None)
-    packed = getattr(req, "radix_tokens", None)
-    if isinstance(packed, TokenBuffer) and len(packed) >= length:
-        return packed.key(length, extra, rank)
-    prompt = getattr(req, "radix_input_ids", None)
-    if prompt is None:
-        prompt = getattr(req, "origin_input_ids", None) or []
-    ids = list(prompt[:length])
-    if len(ids) < length:
-        ids += list(getattr(req, "output_ids", None) or [])[: length - len(ids)]
-    if len(ids) < length:
-        filled = list(getattr(req, "fill_ids", None) or [])
-        ids = filled[:length] if len(filled) > len(ids) else ids
-    return RadixKey(ids, extra, rank)
 
 
 # --------------------------------------------------------------------------------------------------------------- nodes
@@ -243,7 +222,8 @@ class RadixCache(BasePrefixCache):
             key = RadixKey(key if key is not None else [])
         if self.is_eagle and len(key) and not isinstance(key.token_ids[0], tuple):
             key = RadixKey(_convert_to_bigram_key(key.token_ids), key.extra_key, key.dp_rank)
-        return key[: floor_page(len(key), self.page_size)]
+        aligned: RadixKey = key[: floor_page(len(key), self.page_size)]
+        return aligned
 
     # -------------------------------------------------------------------------------------------------------- match
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
