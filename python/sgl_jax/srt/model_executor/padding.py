@@ -26,10 +26,16 @@ from sgl_jax.srt.layers.attention.metadata import (
     query_block_rows,
 )
 from sgl_jax.srt.mem_cache.page import num_pages
-from sgl_jax.srt.model_executor.forward_inputs import ForwardMode, Int32, RankInputs, StepInputs
+from sgl_jax.srt.model_executor.forward_inputs import (
+    ForwardMode,
+    Int32,
+    RankInputs,
+    SamplingInputs,
+    StepInputs,
+)
 
 _CPU_TOKEN_LADDER = (64, 512)
-_CPU_BATCH_LADDER = (8, 64)
+_CPU_BATCH_LADDER = (8, 32)
 _DEVICE_TOKEN_LADDER = (128, 512, 1024, 2048, 4096, 8192)
 _DEVICE_BATCH_LADDER = (8, 16, 32, 64, 128, 256)
 
@@ -139,7 +145,7 @@ def build_padding_table(
     """Shapes for a worker that takes up to ``max_batch`` sequences and ``max_extend_tokens`` new tokens per rank and step.
 
     ``token_paddings`` / ``bs_paddings``: the flags' values; the limits themselves are always added. Defaults: tokens
-    64, 512 and the limit, rows 8, 64 and the limit on CPU (at most six shapes); a longer ladder on accelerators, where padding costs
+    64, 512 and the limit, rows 8, 32 and the limit on CPU (at most six shapes); a longer ladder on accelerators, where padding costs
     more than compiling.
 
     Raises:
@@ -226,3 +232,28 @@ def pad_step(step: StepInputs, shape: StepShape, attention: AttentionShape) -> F
         attention=build_attention_metadata(ranks, attention),
         logprob_targets=targets,
     )
+
+
+def empty_rank(hybrid: bool) -> RankInputs:
+    """A rank without sequences: what an idle rank hands over, and what precompilation runs."""
+    ints, floats = np.empty(0, np.int32), np.empty(0, np.float32)
+    start = np.zeros(1, np.int32)
+    return RankInputs(
+        input_ids=ints,
+        positions=ints,
+        extend_lens=ints,
+        seq_lens=ints,
+        full_loc=ints,
+        full_pages=ints,
+        full_page_start=start,
+        sampling=SamplingInputs(floats, floats, ints, floats, np.empty(0, np.uint32)),
+        swa_loc=ints if hybrid else None,
+        swa_pages=ints if hybrid else None,
+        swa_page_start=start if hybrid else None,
+        swa_first_page=ints if hybrid else None,
+    )
+
+
+def empty_step(mode: ForwardMode, dp_size: int, hybrid: bool) -> StepInputs:
+    """A step of idle ranks."""
+    return StepInputs(mode, (empty_rank(hybrid),) * dp_size)

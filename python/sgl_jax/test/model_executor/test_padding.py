@@ -46,10 +46,11 @@ IDLE = rank(extend=(), seq=(), pages=(), start=(0,))
 
 def test_default_cpu_table_is_small():
     table = build_padding_table(64, 4096)
-    assert table.decode == (8, 64)
+    assert table.decode == (8, 32, 64)
     assert table.extend == ((64, 8), (512, 64), (4096, 64))
     assert [str(s) for s in table.shapes()] == [
         "decode rows=8",
+        "decode rows=32",
         "decode rows=64",
         "extend tokens=64 rows=8",
         "extend tokens=512 rows=64",
@@ -62,7 +63,7 @@ def test_default_cpu_table_is_small():
     [
         (4, 32, (4,), ((32, 4),)),
         (16, 512, (8, 16), ((64, 8), (512, 16))),
-        (256, 2048, (8, 64, 256), ((64, 8), (512, 64), (2048, 256))),
+        (256, 2048, (8, 32, 256), ((64, 8), (512, 256), (2048, 256))),
         (1, 1, (1,), ((1, 1),)),
     ],
 )
@@ -76,7 +77,9 @@ def test_given_paddings_are_used_and_checked():
     table = build_padding_table(32, 256, token_paddings=[16, 100], bs_paddings=[2, 32])
     assert table.decode == (2, 32)
     assert table.extend == ((16, 2), (100, 32), (256, 32))
-    with pytest.raises(ValueError, match=r"--precompile-token-paddings \[16, 300\]: values must lie in 1..256"):
+    with pytest.raises(
+        ValueError, match=r"--precompile-token-paddings \[16, 300\]: values must lie in 1..256"
+    ):
         build_padding_table(32, 256, token_paddings=[16, 300])
     with pytest.raises(ValueError, match="--precompile-bs-paddings"):
         build_padding_table(32, 256, bs_paddings=[0])
@@ -86,7 +89,7 @@ def test_given_paddings_are_used_and_checked():
     ("mode", "tokens", "seqs", "shape"),
     [
         (DECODE, 1, 1, StepShape(DECODE, 8, 8)),
-        (DECODE, 9, 9, StepShape(DECODE, 64, 64)),
+        (DECODE, 9, 9, StepShape(DECODE, 32, 32)),
         (EXTEND, 64, 8, StepShape(EXTEND, 64, 8)),
         (EXTEND, 64, 9, StepShape(EXTEND, 512, 64)),
         (EXTEND, 65, 1, StepShape(EXTEND, 512, 64)),
@@ -99,7 +102,9 @@ def test_select(mode, tokens, seqs, shape):
 
 def test_select_refuses_by_name():
     table = build_padding_table(64, 4096)
-    with pytest.raises(StepTooLargeError, match="4097 tokens in 1 sequences exceeds 4096 .*--chunked-prefill-size"):
+    with pytest.raises(
+        StepTooLargeError, match=r"4097 tokens in 1 sequences exceeds 4096 .*--chunked-prefill-size"
+    ):
         table.select(EXTEND, 4097, 1)
     with pytest.raises(StepTooLargeError, match="65 sequences"):
         table.select(DECODE, 65, 65)

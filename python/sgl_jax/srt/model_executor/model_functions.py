@@ -1,0 +1,46 @@
+"""A model as pure functions over a flat list of parameter arrays: what the runner compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+from sgl_jax.srt.models.decoder import CausalLM
+from sgl_jax.srt.models.inputs import ModelInputs
+
+KVArrays = Any
+Params = list[jax.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFunctions:
+    """Pure functions over parameters ``p`` and per-layer KV arrays ``kv``.
+
+    ``hidden(p, ModelInputs, kv) -> (hidden [dp, T, H], kv)``; ``logits(p, hidden [dp, R, H]) -> float32 [dp, R, V]``.
+    """
+
+    hidden: Callable[[Params, ModelInputs, KVArrays], tuple[jax.Array, KVArrays]]
+    logits: Callable[[Params, jax.Array], jax.Array]
+    vocab_size: int
+
+
+def functional(model: CausalLM) -> tuple[ModelFunctions, Params]:
+    """Split ``model`` into functions and parameters. A plain list of arrays keeps the per-step dispatch cheap."""
+    graph, state = nnx.split(model)
+    params, treedef = jax.tree.flatten(state)
+
+    def merged(values: Params) -> CausalLM:
+        return nnx.merge(graph, jax.tree.unflatten(treedef, values))
+
+    return (
+        ModelFunctions(
+            hidden=lambda p, inputs, kv: merged(p).hidden_states(inputs, kv),
+            logits=lambda p, hidden: merged(p).logits(hidden),
+            vocab_size=model.config.vocab_size,
+        ),
+        params,
+    )
