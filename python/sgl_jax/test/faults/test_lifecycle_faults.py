@@ -1,0 +1,149 @@
+"""Faults D30, D31, D35, D37 in the cache, and faults 5 and 6: rows, receipts, release paths, idle checks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sgl_jax.srt.mem_cache.ledger import validate_swa_cache_ledger
+from sgl_jax.test.faults.kit import Kit, seq
+from sgl_jax.test.oracle.observe import free_pages
+
+
+@pytest.mark.parametrize("page", [1, 4, 128])
+@pytest.mark.parametrize("moment", ["before_commit", "after_commit", "second_chunk"])
+def test_an_abort_between_chunks_returns_everything(page: int, moment: str) -> None:
+    """D30: prompt of three chunks, aborted around the first: row, FULL, SWA and locks are back, the chunk stays cached."""
+    kit = Kit(page=page, window=page, full=16 * page, swa=16 * page, rows=2)
+    req = kit.admit(seq(9 * page + 1), end=3 * page)
+    if moment != "before_commit":
+        kit.commit(req)
+    if moment == "second_chunk":
+        kit.extend(req, 6 * page + 1)
+    kit.abort(req)
+    assert req.req_pool_idx is None and kit.pool.available_size() == 2
+    assert kit.sums() == ((0, 0, 0, 0) if moment == "before_commit" else (3 * page, 0, 3 * page, 0))
+    kit.assert_idle()
+    kit.assert_cold_after_evicting_all()
+
+
+def test_an_abort_leaves_the_committed_chunk_with_the_tree() -> None:
+    """D31: slots 1..4 belong to the tree after the first chunk; the abort frees 5..8 only, and nobody gets 1..4."""
+    kit = Kit(window=4, full=12, swa=12)
+    req = kit.admit(seq(9), end=4)
+    kit.commit(req)
+    kit.extend(req, 8)
+    assert kit.slots(req) == [1, 2, 3, 4, 5, 6, 7, 8]
+    kit.abort(req)
+    assert sorted(free_pages(kit.allocator.full_attn_allocator, 0, 1)) == [5, 6, 7, 8, 9, 10, 11, 12]
+    assert kit.match(seq(4)) == [1, 2, 3, 4]
+    other = kit.admit(seq(4, start=500))
+    assert set(kit.slots(other)).isdisjoint({1, 2, 3, 4})
+    kit.finish(other)
+    kit.assert_cold_after_evicting_all()
+
+
+@pytest.mark.parametrize("page", [1, 4, 128])
+def test_the_row_is_repointed_before_duplicates_are_freed(page: int) -> None:
+    """D35: A and B prefill the same prompt at once; B's row becomes the tree's slots and B's own are free."""
+    kit = Kit(page=page, window=2 * page, full=12 * page, swa=12 * page)
+    tokens = seq(3 * page + page // 2)
+    a, b = kit.admit(tokens), kit.admit(tokens)
+    mine, theirs = kit.slots(a), kit.slots(b)
+    whole = 3 * page
+    kit.commit(a)
+    kit.commit(b)
+    assert kit.slots(b)[:whole] == mine[:whole] and kit.slots(b)[whole:] == theirs[whole:]
+    freed = {s // page for s in theirs[:whole]}
+    assert freed <= set(free_pages(kit.allocator.full_attn_allocator, 0, page))
+    assert {s // page for s in mine}.isdisjoint(free_pages(kit.allocator.full_attn_allocator, 0, page))
+    other = kit.admit(seq(2 * page, start=5000))
+    kit.decode(b, 7)
+    assert set(kit.slots(b)).isdisjoint(kit.slots(other)) and kit.slots(b)[:whole] == mine[:whole]
+    assert b.cache_protected_len == b.last_matched_prefix_len == whole
+    assert np.asarray(b.prefix_indices).tolist() == kit.slots(b)[: len(tokens)]
+    for req in (b, a, other):
+        kit.finish(req)
+    kit.assert_cold_after_evicting_all()
+
+
+def test_reclaim_follows_the_processed_length_it_is_given() -> None:
+    """D37: the boundary depends on the processed length alone, and a smaller one later never moves it back."""
+    kit = Kit(window=4)
+    req = kit.admit(seq(20))
+    kit.cache.evict_req_swa(req, 12, dp_rank=0)
+    assert req.swa_evicted_seqlen == 7
+    assert kit.allocator.full_to_swa_index_mapping[1:21].tolist() == [0] * 7 + list(range(8, 21))
+    kit.cache.evict_req_swa(req, 10, dp_rank=0)
+    assert req.swa_evicted_seqlen == 7 and kit.available() == (44, 51)
+    kit.cache.evict_req_swa(req, 20, dp_rank=0)
+    assert req.swa_evicted_seqlen == 15 and kit.available() == (44, 59)
+    kit.abort(req)
+    assert kit.available() == (64, 64)
+
+
+def test_reclaim_numbers_of_the_contract() -> None:
+    """RFC 5: page 4, window 8, tree 8, processed 24 gives 12; the tree's [0,8) is never touched."""
+    kit = Kit(page=4, window=8)
+    kit.insert(seq(8))
+    req = kit.admit(seq(24))
+    assert req.cache_protected_len == 8
+    kit.cache.evict_req_swa(req, 24, dp_rank=0)
+    assert req.swa_evicted_seqlen == 12
+    mapped = kit.allocator.full_to_swa_index_mapping[kit.slots(req)] != 0
+    assert mapped.tolist() == [True] * 8 + [False] * 4 + [True] * 12
+    kit.finish(req)
+    kit.assert_cold_after_evicting_all()
+
+
+def test_receipts_are_replaced_and_cleared_symmetrically() -> None:
+    """RFC 5: each commit stores a new receipt and its mirror; finish and abort set both to None, once."""
+    kit = Kit(window=4)
+    req = kit.admit(seq(20), end=8)
+    first = req.cache_lock_params
+    kit.commit(req)
+    second = req.cache_lock_params
+    assert second is not first and second.swa_uuid_for_lock == req.swa_uuid_for_lock is not None
+    kit.extend(req, 16)
+    kit.commit(req)
+    assert req.cache_lock_params is not second and kit.sums() == (0, 16, 12, 4)
+    kit.finish(req)
+    assert req.cache_lock_params is None and req.swa_uuid_for_lock is None and req.req_pool_idx is None
+    kit.finish(req)
+    kit.assert_cold_after_evicting_all()
+
+
+@pytest.mark.parametrize("page", [1, 128])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_leaked_page_fails_the_idle_check(page: int, rank: int) -> None:
+    """Fault 5: one page of each pool owned by nobody is a violation at any page size, on the right rank."""
+    kit = Kit(page=page, window=page, full=8 * page, swa=8 * page, dp=2)
+    kit.insert(seq(2 * page), rank=rank)
+    for r in (0, 1):
+        validate_swa_cache_ledger(kit.cache.cache_ledger_snapshot(r, []), require_idle=True)
+    kit.allocator.alloc(page, dp_rank=rank)
+    with pytest.raises(ValueError):
+        validate_swa_cache_ledger(kit.cache.cache_ledger_snapshot(rank, []), require_idle=True)
+    validate_swa_cache_ledger(kit.cache.cache_ledger_snapshot(1 - rank, []), require_idle=True)
+
+
+@pytest.mark.parametrize("page", [4, 128])
+def test_a_leaked_page_is_no_slack(page: int) -> None:
+    """Fault 5, DECISION 12: the full page is not hidden in the slack of part-filled pages of a live request."""
+    kit = Kit(page=page, window=page, full=8 * page, swa=8 * page)
+    req = kit.admit(seq(page + 1))
+    snap = kit.cache.cache_ledger_snapshot(0, [req])
+    assert snap["full_request_owned"] == page + 1 and snap["full_reserved_page_slack"] == page - 1
+    validate_swa_cache_ledger(snap, require_idle=False)
+    kit.allocator.alloc(page, dp_rank=0)
+    snap = kit.cache.cache_ledger_snapshot(0, [req])
+    assert snap["full_reserved_page_slack"] == page - 1
+    with pytest.raises(ValueError, match="balance"):
+        validate_swa_cache_ledger(snap, require_idle=False)
+
+
+@pytest.mark.parametrize("window", [0, -4, None])
+def test_a_window_that_is_not_positive_builds_no_cache(window: int | None) -> None:
+    """Fault 6: windows of 0, -4 and none are refused by name at construction."""
+    with pytest.raises(ValueError, match="sliding_window_size"):
+        Kit(window=window)  # type: ignore[arg-type]
