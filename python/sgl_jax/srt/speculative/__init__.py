@@ -1,0 +1,1 @@
+"""Names of speculative algorithms; the feature itself is refused at start."""
