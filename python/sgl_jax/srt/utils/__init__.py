@@ -1,1 +1,1 @@
-"""Small helpers shared by the runtime."""
+"""Helpers without a room of their own."""

@@ -44,11 +44,6 @@ class ExtendPlan:
         result: BoolArray = self.fill > 0
         return result
 
-    def misplaced(self) -> BoolArray:
-        """``bool[num_seqs]``: continuing sequences whose ``last_loc`` is not at offset ``prefix - 1`` of its page."""
-        congruent = (self.last_loc + 1 - self.prefix) % self.page_size == 0
-        return self.continues() & ~(congruent & (self.last_loc >= self.page_size))
-
 
 def plan_extend(
     prefix_lens: IntVector, seq_lens: IntVector, last_loc: IntVector, num_tokens: int, page_size: int
@@ -112,10 +107,13 @@ def extend_slots(plan: ExtendPlan, pages: IntArray) -> IntArray:
     starts[fill_at] = plan.last_loc + 1
     lengths[fill_at] = plan.fill
     offsets = np.cumsum(lengths) - lengths
-    return np.repeat(starts - offsets.astype(np.int32), lengths) + np.arange(plan.total, dtype=np.int32)
+    slots: IntArray = np.repeat(starts - offsets, lengths).astype(np.int32)
+    slots += np.arange(plan.total, dtype=np.int32)
+    return slots
 
 
 def page_slots(pages: IntArray, page_size: int) -> IntArray:
     """All slots of ``pages``: int32 ``[len(pages) * page_size]``."""
-    slots: IntArray = (pages[:, None] * page_size + np.arange(page_size, dtype=np.int32)).reshape(-1)
+    firsts: IntArray = pages * np.int32(page_size)
+    slots: IntArray = np.add.outer(firsts, np.arange(page_size, dtype=np.int32)).reshape(-1)
     return slots

@@ -12,6 +12,7 @@ from sgl_jax.srt.mem_cache.allocator.rank_pool import (
     ALLOCATED,
     FREE,
     PENDING,
+    BoolArray,
     IntArray,
     Mark,
     as_indices,
@@ -77,7 +78,7 @@ class PagedTokenToKVPoolAllocator(SinglePoolAllocator):
 
     def extend_planned(self, plan: ExtendPlan, rank: int) -> IntArray | None:
         """:meth:`alloc_extend` for a plan made by the caller (the dual allocator plans once for both pools)."""
-        self._check_last_loc(plan)
+        self._check_last_loc(plan.last_loc, plan.prefix, plan.continues(), rank)
         pages = self._pools[rank].take(plan.new_pages)
         if pages is None:
             return None
@@ -103,8 +104,7 @@ class PagedTokenToKVPoolAllocator(SinglePoolAllocator):
         if seq.size != last.size:
             raise ValueError(f"seq_lens and last_loc differ in length: {seq.size} and {last.size}")
         crosses = (seq - 1) % self.page_size == 0
-        if self.strict or self.debug_mode:
-            self._check_congruence(~crosses & ((last + 2 - seq) % self.page_size != 0), last)
+        self._check_last_loc(last, seq - 1, ~crosses, rank)
         pages = self._pools[rank].take(int(np.count_nonzero(crosses)))
         if pages is None:
             return None
@@ -151,20 +151,28 @@ class PagedTokenToKVPoolAllocator(SinglePoolAllocator):
         last = last_filled[plan.continues()]
         self._filled[rank][last // self.page_size] = last % self.page_size + 1
 
-    def _check_last_loc(self, plan: ExtendPlan) -> None:
-        if self.strict or self.debug_mode:
-            self._check_congruence(plan.misplaced(), plan.last_loc)
+    def _check_last_loc(
+        self, last_loc: IntArray, next_position: IntArray, continues: BoolArray, rank: int
+    ) -> None:
+        """A continued page must be allocated and filled exactly up to ``last_loc``, the slot before ``next_position``."""
+        if not (self.strict or self.debug_mode):
+            return
+        page, offset = np.divmod(last_loc, self.page_size)
+        bad = continues & ((offset + 1 - next_position) % self.page_size != 0)
+        self._refuse_last_loc(bad, last_loc, rank, "is not the slot before the next token")
+        if self.strict:
+            known = np.where((page > 0) & (page <= self.pages_per_rank), page, 0)
+            last = self.units_allocated(known, rank) & (self._filled[rank][known] == offset + 1)
+            self._refuse_last_loc(
+                continues & ~last, last_loc, rank, "is not the last allocated slot of its page"
+            )
 
-    def _check_congruence(self, bad: Any, last_loc: IntArray) -> None:
+    def _refuse_last_loc(self, bad: BoolArray, last_loc: IntArray, rank: int, why: str) -> None:
         if not bad.any():
             return
-        text = (
-            f"pool={self.pool_name}: last_loc {last_loc[bad][:16].tolist()} is not the slot before the next token at "
-            f"page_size={self.page_size}"
-        )
-        if self.debug_mode:
-            raise AssertionError(text)
-        raise OwnershipError(text)
+        slots = last_loc[bad][:16].tolist()
+        text = f"dp_rank={rank} pool={self.pool_name}: last_loc {slots} {why} (page_size={self.page_size})"
+        raise AssertionError(text) if self.debug_mode else OwnershipError(text)
 
     def _units(self, indices: IntArray) -> IntArray:
         pages = indices // self.page_size

@@ -213,7 +213,8 @@ class RankPool:
             return ids
         order = np.arange(n, dtype=np.int32)
         self._scratch[ids] = order  # the last mention wins
-        return ids[self._scratch[ids] == order]
+        first: IntArray = ids[self._scratch[ids] == order]
+        return first
 
     def surrender(self, owned: IntArray, defer: bool) -> None:
         """Give back distinct ALLOCATED units (from :meth:`owned`): FREE now, or PENDING when ``defer``."""
