@@ -1,0 +1,86 @@
+"""Keeps the test column of ``docs/faults.md`` in step with the fault ids named in test docstrings.
+
+``python -m sgl_jax.tools.fault_index`` prints ids without a row and rows without a test; ``--write`` rewrites the column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+TESTS = PACKAGE / "test"
+DOC = PACKAGE.parents[1] / "docs" / "faults.md"
+_ID = re.compile(r"\bD\d\d\b(?!-)")
+_RANGE = re.compile(r"\bD(\d\d)\s*[-–]\s*D?(\d\d)\b")
+_ROW = re.compile(r"^\| (D\d\d|fault \d+) \| (.*?) \| (.*) \|$")
+_FAULT = re.compile(r"\b[Ff]ault (\d+)\b")
+
+
+def test_functions(root: Path = TESTS) -> Iterator[tuple[str, str]]:
+    """(``path::name``, docstring) of every test function and method; paths relative to ``test``."""
+    for path in sorted(root.rglob("test_*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield f"{path.relative_to(root).as_posix()}::{node.name}", ast.get_docstring(node) or ""
+
+
+def ids_of(docstring: str) -> set[str]:
+    """Fault ids a docstring names; ranges are expanded."""
+    found = set(_ID.findall(docstring)) | {f"fault {n}" for n in _FAULT.findall(docstring)}
+    for first, last in _RANGE.findall(docstring):
+        found |= {f"D{n:02d}" for n in range(int(first), int(last) + 1)}
+    return found
+
+
+def index() -> dict[str, list[str]]:
+    """Fault id -> tests that name it."""
+    out: dict[str, list[str]] = {}
+    for name, doc in test_functions():
+        for fault in ids_of(doc):
+            out.setdefault(fault, []).append(name)
+    return out
+
+
+def rows(text: str) -> dict[str, tuple[str, list[str]]]:
+    """Fault id -> (line, tests) of the document's table rows."""
+    out: dict[str, tuple[str, list[str]]] = {}
+    for line in text.splitlines():
+        if match := _ROW.match(line):
+            out[match[1]] = (match[2], re.findall(r"`([^`]+::[^`]+)`", match[3]))
+    return out
+
+
+def rewrite(text: str, found: dict[str, list[str]]) -> str:
+    """The document with its test column renewed (at most four tests a row)."""
+    lines = []
+    for line in text.splitlines():
+        if (match := _ROW.match(line)) and match[1] in found:
+            tests = ", ".join(f"`{t}`" for t in found[match[1]][:4])
+            line = f"| {match[1]} | {match[2]} | {tests} |"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sgl_jax.tools.fault_index", description="Index of tested faults")
+    parser.add_argument("--write", action="store_true", help="rewrite the test column of docs/faults.md")
+    args = parser.parse_args(argv)
+    found, text = index(), DOC.read_text()
+    if args.write:
+        DOC.write_text(rewrite(text, found))
+    listed = rows(text)
+    for fault in sorted(set(found) - set(listed)):
+        print(f"no row: {fault} ({', '.join(found[fault][:3])})")
+    for fault in sorted(set(listed) - set(found)):
+        print(f"no test: {fault}")
+    return 1 if set(found) ^ set(listed) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
