@@ -124,12 +124,11 @@ def _attend_group(
         i, state = carry
         logical = (first_page + i * step_pages)[:, None] + jnp.arange(step_pages)[None]
         ids = jnp.where(logical < end_page[:, None], _page_ids(table[0], base, logical), 0)
-        key_pos = (logical[..., None] * page + jnp.arange(page)[None, None]).reshape(
-            logical.shape[0], -1
-        )  # [GB, KB]
+        slots = logical[..., None] * page + jnp.arange(page)[None, None]
+        key_pos = slots.reshape(logical.shape[0], -1)  # [GB, KB]
         seen = _visible(q_pos, key_pos, options.window)
-        k = pools[0][ids].reshape(*key_pos.shape, kv_heads, dim).astype(q.dtype)
-        v = pools[1][ids].reshape(*key_pos.shape, kv_heads, -1).astype(q.dtype)
+        k = _gather(pools[0], ids, kv_heads).astype(q.dtype)
+        v = _gather(pools[1], ids, kv_heads).astype(q.dtype)
         # Slots nobody may see can hold anything, NaN included; 0 * NaN would leak through the product.
         live = (key_pos >= begin[:, None]) & (key_pos < end[:, None])
         v = jnp.where(live[..., None, None], v, 0)
@@ -143,6 +142,12 @@ def _attend_group(
 
 def _page_ids(pages: jax.Array, base: jax.Array, logical: jax.Array) -> jax.Array:
     return jnp.take(pages, base[:, None] + logical, mode="clip")
+
+
+def _gather(pool: jax.Array, ids: jax.Array, kv_heads: int) -> jax.Array:
+    """Pages ``ids`` [GB, n] of a pool as keys or values [GB, n * page, kvh, d]."""
+    rows = jnp.take(pool, ids, axis=0, mode="clip")
+    return rows.reshape(ids.shape[0], -1, kv_heads, pool.shape[2] // kv_heads)
 
 
 def _visible(q_pos: jax.Array, key_pos: jax.Array, window: int | None) -> jax.Array:
