@@ -66,7 +66,6 @@ class ServerArgs:
     precompile_token_paddings: tuple[int, ...] | None
     precompile_bs_paddings: tuple[int, ...] | None
     disable_precompile: bool
-    compilation_cache_dir: str | None
     log_level: str
     log_requests: bool
     decode_log_interval: int
@@ -231,10 +230,6 @@ def _derive(values: dict[str, Any], source: dict[str, str], notes: dict[str, str
     page, chunk = values["page_size"], values["chunked_prefill_size"]
     if chunk % page:
         put("chunked_prefill_size", max(page, chunk // page * page), f"{chunk} rounded to --page-size {page}")
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        put("compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"], "JAX_COMPILATION_CACHE_DIR")
-        if notes.get("compilation_cache_dir") == "JAX_COMPILATION_CACHE_DIR":
-            source["compilation_cache_dir"] = "environment"
 
 
 FIELD_NAMES = tuple(f.name for f in fields(ServerArgs) if not f.name.startswith("_"))

@@ -121,8 +121,6 @@ FLAGS: tuple[Flag, ...] = (
     _row("precompile_bs_paddings", "ints", None, KERNELS, "batch sizes to compile decode for", low=1,
          derived_from="--max-running-requests"),
     _row("disable_precompile", "bool", False, KERNELS, "compile shapes when they are first needed"),
-    _row("compilation_cache_dir", "str", None, KERNELS, "folder of the persistent compilation cache",
-         derived_from="JAX_COMPILATION_CACHE_DIR, else none"),
 
     _row("log_level", "str", "info", LOGGING, "least severe level that is logged",
          choices=("debug", "info", "warning", "error")),

@@ -1,0 +1,127 @@
+"""``launch``: bind, start, serve, drain, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from sgl_jax.srt.entrypoints.app import create_app
+from sgl_jax.srt.entrypoints.launcher import Launcher, ServerFailed
+from sgl_jax.srt.entrypoints.scheduler_child import SchedulerTarget, real_scheduler
+from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
+
+logger = logging.getLogger(__name__)
+
+OnReady = Callable[[ServerArgs], None]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the drain is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(args: ServerArgs) -> socket.socket:
+    """The listening socket, before anything dear is started. Raises ServerArgsError when the address is taken."""
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((args.host, args.port))
+    except OSError as error:
+        sock.close()
+        raise ServerArgsError(
+            "--port",
+            args.port,
+            f"cannot listen on {args.host}:{args.port} ({error.strerror})",
+            "Choose another --port or --host",
+        ) from error
+    return sock
+
+
+def launch(
+    args: ServerArgs, target: SchedulerTarget = real_scheduler, on_ready: OnReady | None = None
+) -> int:
+    """Serves until SIGTERM or SIGINT (exit code 0) or until the scheduler fails (exit code 1, its traceback in the log)."""
+    sock = bind(args)
+    try:
+        return asyncio.run(_serve(args, sock, target, on_ready))
+    finally:
+        sock.close()
+
+
+async def _serve(
+    args: ServerArgs, sock: socket.socket, target: SchedulerTarget, on_ready: OnReady | None
+) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    launcher = Launcher(args, target)
+    manager = await launcher.start()
+    app = create_app(manager)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=args.log_level == "debug",
+        lifespan="off",
+        timeout_keep_alive=120,
+        timeout_graceful_shutdown=5,
+    )
+    server = _Server(config)
+    tasks: dict[str, asyncio.Task[Any]] = {
+        "http": asyncio.create_task(server.serve(sockets=[sock])),
+        "watch": asyncio.create_task(launcher.watch()),
+        "stop": asyncio.create_task(stop.wait()),
+        "warm": asyncio.create_task(_warm(launcher, app.state.warm, args, on_ready)),
+    }
+    failed = await _until_end(tasks)
+    if failed is None:
+        logger.info("shutting down: %d open requests", manager.open_requests)
+        await launcher.drain()
+    await asyncio.sleep(0.1)  # answers that just became ready go out first
+    server.should_exit = True
+    code = await launcher.stop()
+    for task in tasks.values():
+        if task is not tasks["http"]:
+            task.cancel()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    if failed is not None:
+        logger.critical("server failed: %s", failed)
+        return 1
+    logger.info("shut down")
+    return code
+
+
+async def _warm(launcher: Launcher, warm: asyncio.Event, args: ServerArgs, on_ready: OnReady | None) -> None:
+    await launcher.wait_ready()
+    warm.set()
+    logger.info("The server is fired up and ready to roll! http://%s:%d", args.host, args.port)
+    if on_ready is not None:
+        on_ready(args)
+
+
+async def _until_end(tasks: dict[str, asyncio.Task[Any]]) -> BaseException | None:
+    """Until a signal (None) or a failure of any part (its exception)."""
+    waiting = set(tasks.values())
+    while True:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if tasks["stop"] in done:
+            return None
+        for task in done:
+            error = task.exception()
+            if isinstance(error, ServerFailed):
+                return RuntimeError("the scheduler died (traceback above)")
+            if error is not None:
+                return error
+            if task is tasks["http"]:
+                return RuntimeError("the HTTP server ended by itself")

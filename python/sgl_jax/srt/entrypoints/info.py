@@ -1,0 +1,38 @@
+"""What ``/get_server_info`` shows; also used by the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgl_jax import __version__
+from sgl_jax.srt.managers.frontend.errors import RequestError
+from sgl_jax.srt.managers.tokenizer_manager import TokenizerManager
+
+
+async def server_info(manager: TokenizerManager, status: str, timeout: float) -> dict[str, Any]:
+    """Flat arguments, then the scheduler's resolved values, then ``arguments`` with provenance and ``internal_states``.
+
+    Answers also while the scheduler is busy or starting: ``internal_states`` is then a list with one ``error``.
+    """
+    resolved = manager.info.get("args") or {}
+    return {
+        **manager.args.to_dict(),
+        **{k: v for k, v in manager.info.items() if k != "args"},
+        "arguments": {**manager.args.describe(), **resolved},
+        "version": __version__,
+        "status": status,
+        "open_requests": manager.open_requests,
+        "internal_states": await _internal_states(manager, timeout),
+    }
+
+
+async def _internal_states(manager: TokenizerManager, timeout: float) -> list[Any]:
+    try:
+        reply = await manager.control("internal_state", timeout=timeout)
+    except RequestError as error:
+        return [{"error": error.message}]
+    ranks = reply.data.get("ranks")
+    if isinstance(ranks, list):
+        shared = {k: v for k, v in reply.data.items() if k != "ranks"}
+        return [{**shared, **rank} if isinstance(rank, dict) else rank for rank in ranks]
+    return [reply.data]
