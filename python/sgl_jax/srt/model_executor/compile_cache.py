@@ -1,7 +1,7 @@
 """JAX's persistent compilation cache: where it lives, and when it must stay off.
 
-The folder is ``SGL_JAX_CACHE_DIR``, else JAX's own setting (``JAX_COMPILATION_CACHE_DIR``), else ``~/.cache/sgl-jax``.
-Ours gets a subfolder per JAX version and machine kind, because XLA's CPU code is only valid for the processor features it
+The folder is ``--compilation-cache-dir``, else ``SGL_JAX_CACHE_DIR``, else JAX's own setting (``JAX_COMPILATION_CACHE_DIR``),
+else ``~/.cache/sgl-jax``. A folder of ours (all but JAX's own setting) gets a subfolder per JAX version and machine kind, because XLA's CPU code is only valid for the processor features it
 was compiled for and a home folder may be shared between machines.
 """
 
@@ -35,11 +35,11 @@ def _machine_key() -> str:
     return hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:8]
 
 
-def default_cache_dir() -> Path:
-    """Folder used when the user set none through JAX itself."""
-    root = os.environ.get(CACHE_DIR_VARIABLE)
-    base = Path(root).expanduser() if root else Path.home() / ".cache" / "sgl-jax"
-    return base / f"xla-jax{jax.__version__}-{platform.machine()}-{_machine_key()}"
+def cache_folder(base: str | None) -> Path:
+    """Subfolder of ``base`` (None: ``SGL_JAX_CACHE_DIR``, else ``~/.cache/sgl-jax``) for this JAX and machine."""
+    chosen = base or os.environ.get(CACHE_DIR_VARIABLE)
+    root = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "sgl-jax"
+    return root / f"xla-jax{jax.__version__}-{platform.machine()}-{_machine_key()}"
 
 
 def starts_at_first_device(devices: Sequence[Any]) -> bool:
@@ -47,11 +47,12 @@ def starts_at_first_device(devices: Sequence[Any]) -> bool:
     return [d.id for d in devices] == [d.id for d in jax.devices(devices[0].platform)[: len(devices)]]
 
 
-def enable_compile_cache(devices: Sequence[Any]) -> Path | None:
+def enable_compile_cache(devices: Sequence[Any], base: str | None = None) -> Path | None:
     """Switch the persistent cache on for a mesh over ``devices``. Returns the folder, or None when the cache is off.
 
-    Idempotent. Off, with a log line that says why, for a device subset that does not start at the platform's first device
-    (a warm read for such a subset crashes the TPU runtime, D73), and where the folder cannot be made.
+    ``base``: the value of ``--compilation-cache-dir``. Idempotent. Off, with a log line that says why, for a device subset that
+    does not start at the platform's first device (a warm read for such a subset crashes the TPU runtime, D73), and where the
+    folder cannot be made.
     """
     if not starts_at_first_device(devices):
         jax.config.update("jax_enable_compilation_cache", False)
@@ -61,17 +62,19 @@ def enable_compile_cache(devices: Sequence[Any]) -> Path | None:
             [d.id for d in devices],
         )
         return None
-    chosen = jax.config.jax_compilation_cache_dir
-    if os.environ.get(CACHE_DIR_VARIABLE) or not chosen:
-        chosen = str(default_cache_dir())
+    preset = jax.config.jax_compilation_cache_dir
+    if base in (None, preset) and preset and not os.environ.get(CACHE_DIR_VARIABLE):
+        folder = Path(preset)
+    else:
+        folder = cache_folder(base)
         try:
-            Path(chosen).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            logger.warning("compilation cache off: cannot make %s (%s)", chosen, error)
+            logger.warning("compilation cache off: cannot make %s (%s)", folder, error)
             return None
-        jax.config.update("jax_compilation_cache_dir", chosen)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_enable_compilation_cache", True)
-    logger.info("compilation cache: %s", chosen)
-    return Path(chosen)
+    logger.info("compilation cache: %s", folder)
+    return folder

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 from flax import nnx
 
+from sgl_jax.srt.layers.attention.backend import LayerKV
 from sgl_jax.srt.models.decoder import CausalLM
 from sgl_jax.srt.models.inputs import ModelInputs
 
-KVArrays = Any
 Params = list[jax.Array]
+KVLayers = tuple[LayerKV, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ModelFunctions:
     ``hidden(p, ModelInputs, kv) -> (hidden [dp, T, H], kv)``; ``logits(p, hidden [dp, R, H]) -> float32 [dp, R, V]``.
     """
 
-    hidden: Callable[[Params, ModelInputs, KVArrays], tuple[jax.Array, KVArrays]]
+    hidden: Callable[[Params, ModelInputs, KVLayers], tuple[jax.Array, KVLayers]]
     logits: Callable[[Params, jax.Array], jax.Array]
     vocab_size: int
 

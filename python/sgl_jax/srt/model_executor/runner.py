@@ -16,7 +16,7 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sgl_jax.srt.layers.attention.backend import LayerKV
 from sgl_jax.srt.model_executor import sampler
 from sgl_jax.srt.model_executor.forward_inputs import RankInputs, RankResult, StepInputs, StepResult
 from sgl_jax.srt.model_executor.mesh import DATA_AXIS
-from sgl_jax.srt.model_executor.model_functions import KVArrays, ModelFunctions
+from sgl_jax.srt.model_executor.model_functions import ModelFunctions
 from sgl_jax.srt.model_executor.packing import PackSpec, pack, unpack
 from sgl_jax.srt.model_executor.padding import (
     ForwardArrays,
@@ -44,6 +45,14 @@ from sgl_jax.srt.models.inputs import ModelInputs
 logger = logging.getLogger(__name__)
 
 _PROMPT_LOGITS_BYTES = 32 << 20  # float32 logits held at once while prompt logprobs are computed
+
+
+class KVBuffers(Protocol):
+    """The pool as a step sees it: (K, V) per layer in layer order, donated and replaced."""
+
+    def buffers(self) -> list[tuple[Any, Any]]: ...
+
+    def replace_buffer(self, kv_buffer: Sequence[Any]) -> None: ...
 
 
 class PromptLogprobs(NamedTuple):
@@ -107,23 +116,23 @@ def _rank_result(host: StepOutputs, index: int, rank: RankInputs, top: int) -> R
 
 
 class ModelRunner:
-    """Pads, launches and compiles steps of one model over its KV arrays.
+    """Pads, launches and compiles steps of one model over the arrays of ``pool``.
 
-    ``kv`` is the current state of the pools: a launch donates the old arrays and puts the new ones there. Not thread-safe.
+    A launch donates the pool's arrays to the step and gives the pool the new ones. Not thread-safe.
     """
 
     def __init__(
         self,
         functions: ModelFunctions,
         params: Any,
-        kv: KVArrays,
+        pool: KVBuffers,
         mesh: Mesh,
         table: PaddingTable,
         geometry: PageGeometry,
     ) -> None:
         self.vocab_size = functions.vocab_size
         self.params = params
-        self.kv = kv
+        self.pool = pool
         self.mesh = mesh
         self.table = table
         self.geometry = geometry
@@ -135,7 +144,7 @@ class ModelRunner:
             functools.partial(_forward, functions, mesh),
             static_argnames=("spec", "top"),
             donate_argnums=(1,),
-            out_shardings=(jax.tree.map(lambda x: x.sharding, kv), None, None),
+            out_shardings=(jax.tree.map(lambda x: x.sharding, pool.buffers()), None, None),
         )
         self._sample = jax.jit(
             functools.partial(_sample, table.max_batch),
@@ -175,9 +184,10 @@ class ModelRunner:
         params, params_spec = pack(pad_sampling(step, shape.seqs))
         top = variant.top_logprobs if arrays.logprob_targets is not None else 0
         new = {("forward", batch_spec, top), ("sample", params_spec, variant)} - self._compiled
-        self.kv, logits, prompt = self._forward(
-            self.params, self.kv, self._put(batch), self._previous, spec=batch_spec, top=top
+        buffers, logits, prompt = self._forward(
+            self.params, self.pool.buffers(), self._put(batch), self._previous, spec=batch_spec, top=top
         )
+        self.pool.replace_buffer(buffers)
         sample, self._previous = self._sample(
             logits, self._put(params), self._previous, spec=params_spec, variant=variant
         )
@@ -197,25 +207,25 @@ def _forward(
     functions: ModelFunctions,
     mesh: Mesh,
     params: Any,
-    kv: KVArrays,
+    kv: list[tuple[jax.Array, jax.Array]],
     buffer: jax.Array,
     previous: jax.Array,
     *,
     spec: PackSpec,
     top: int,
-) -> tuple[KVArrays, jax.Array, PromptLogprobs | None]:
+) -> tuple[list[tuple[jax.Array, ...]], jax.Array, PromptLogprobs | None]:
     batch: ForwardArrays = unpack(buffer, spec)
     sampled = jnp.take_along_axis(previous, jnp.maximum(batch.future_rows, 0), axis=1)
     input_ids = jnp.where(batch.future_rows >= 0, sampled, batch.input_ids)
     inputs = ModelInputs(input_ids, batch.positions, batch.out_rows, batch.attention)
-    hidden, kv = functions.hidden(params, inputs, kv)
+    hidden, layers = functions.hidden(params, inputs, tuple(LayerKV(*pair) for pair in kv))
     last = jnp.take_along_axis(hidden, batch.out_rows[..., None], axis=1)
     logits = functions.logits(params, last)
     logits = jax.lax.with_sharding_constraint(logits, NamedSharding(mesh, P(DATA_AXIS, None, None)))
     prompt = None
     if batch.logprob_targets is not None:
         prompt = _prompt_logprobs(functions, params, hidden, batch.logprob_targets, logits.shape[-1], top)
-    return kv, logits, prompt
+    return [tuple(layer) for layer in layers], logits, prompt
 
 
 def _prompt_logprobs(

@@ -8,25 +8,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgl_jax.srt.configs.layer_spec import LayerKind
-from sgl_jax.srt.layers.attention.backend import LayerKV
+from sgl_jax.srt.mem_cache.memory_pool import SWAKVPool
 from sgl_jax.srt.mem_cache.window import first_visible
 from sgl_jax.srt.model_executor.forward_inputs import ForwardMode, RankInputs, SamplingInputs, StepInputs
 from sgl_jax.srt.model_executor.padding import empty_rank
 
 
-def make_kv(config, mesh, page, full_pages, swa_pages, fill=0.0):
-    """One LayerKV per layer, laid out as the pools are; page 0 of each rank besides ``*_pages`` usable ones."""
+def make_pool(config, mesh, page, full_pages, swa_pages, fill=0.0):
+    """The pools of a hybrid model with that many usable pages per rank, every slot set to ``fill``."""
     dp, tensor = mesh.shape["data"], mesh.shape["tensor"]
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", None, "tensor"))
-    out = []
-    for kind in config.layer_pattern:
-        spec = config.spec(kind)
-        pages = dp * ((full_pages if kind is LayerKind.FULL else swa_pages) + 1)
-        heads = spec.kv_heads_stored(tensor)
-        shapes = [(pages, page, heads * d) for d in (spec.head_dim, spec.v_head_dim)]
-        out.append(LayerKV(*(jax.device_put(jnp.full(s, fill, jnp.float32), sharding) for s in shapes)))
-    return tuple(out)
+    pool = SWAKVPool(
+        full_pages * page * dp,
+        swa_pages * page * dp,
+        page,
+        config.swa_attention_layer_ids,
+        config.full_attention_layer_ids,
+        swa_head_num=config.swa.kv_heads_stored(tensor),
+        swa_head_dim=config.swa.head_dim,
+        mesh=mesh,
+        dp_size=dp,
+        dtype=config.dtype,
+        head_num=config.full.kv_heads_stored(tensor),
+        head_dim=config.full.head_dim,
+    )
+    if fill:
+        pool.replace_buffer(jax.tree.map(lambda x: x + jnp.float32(fill), pool.buffers()))
+    return pool
 
 
 @dataclass

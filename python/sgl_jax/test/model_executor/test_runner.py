@@ -22,7 +22,7 @@ from sgl_jax.srt.model_executor.runner import ModelRunner
 from sgl_jax.srt.model_executor.sampler import SampleKind
 from sgl_jax.srt.model_executor.sampling_batch import SampleVariant
 from sgl_jax.srt.models.registry import load_model
-from sgl_jax.test.model_executor.driver import Driver, Sequence, greedy, make_kv
+from sgl_jax.test.model_executor.driver import Driver, Sequence, greedy, make_pool
 
 REFS = Path(__file__).parents[1] / "fixtures" / "refs" / "gemma4-tiny"
 WINDOW, CONTEXT = 32, 256
@@ -49,7 +49,7 @@ def runner(page):
     config, mesh, functions, params = model()
     full, swa = FULL_TOKENS // page, SWA_TOKENS // page
     geometry = PageGeometry(page, CONTEXT, full, swa, WINDOW)
-    return ModelRunner(functions, params, make_kv(config, mesh, page, full, swa), mesh, TABLE, geometry)
+    return ModelRunner(functions, params, make_pool(config, mesh, page, full, swa), mesh, TABLE, geometry)
 
 
 def driver(page=16, seed=0):
@@ -131,8 +131,8 @@ def test_prompt_logprobs_in_small_blocks(monkeypatch):
 
     monkeypatch.setattr(module, "_PROMPT_LOGITS_BYTES", 4 * 384 * 7)
     config, mesh, functions, params = model()
-    kv = make_kv(config, mesh, 16, 96, 96)
-    small = ModelRunner(functions, params, kv, mesh, TABLE, PageGeometry(16, CONTEXT, 96, 96, WINDOW))
+    pool = make_pool(config, mesh, 16, 96, 96)
+    small = ModelRunner(functions, params, pool, mesh, TABLE, PageGeometry(16, CONTEXT, 96, 96, WINDOW))
     ids = expected()["input_ids"][0][:14].tolist()
     results = []
     for launch in (small.launch, runner(16).launch):
@@ -144,7 +144,7 @@ def test_prompt_logprobs_in_small_blocks(monkeypatch):
 
 
 def _pools(run):
-    return [np.asarray(x) for x in jax.tree.leaves(run.kv)]
+    return [np.asarray(x) for x in jax.tree.leaves(run.pool.buffers())]
 
 
 def test_padded_rows_never_touch_live_pages():
@@ -169,12 +169,12 @@ def test_padded_rows_read_nothing_live():
     """With every page outside the sequence's own poisoned by NaN, tokens stay those of the reference."""
     config, mesh, *_ = model()
     run = runner(16)
-    saved, run.kv = run.kv, make_kv(config, mesh, 16, 96, 96, fill=np.nan)
+    saved, run.pool = run.pool, make_pool(config, mesh, 16, 96, 96, fill=np.nan)
     try:
         out = driver().generate([prompts()[:1]], 6, chunk=20)
         assert out == [[expected()["greedy_tokens"][0][:6].tolist()]]
     finally:
-        run.kv = saved
+        run.pool = saved
 
 
 def test_result_is_cached_and_launch_does_not_wait():
@@ -189,15 +189,15 @@ def test_a_step_beyond_the_limits_is_refused_and_harmless():
     drive = driver()
     with pytest.raises(StepTooLargeError, match="--chunked-prefill-size"):
         drive.step(ForwardMode.EXTEND, [[(Sequence([1] * 70, 70), 70, False)]])
-    assert all(not x.is_deleted() for x in jax.tree.leaves(run.kv))
+    assert all(not x.is_deleted() for x in jax.tree.leaves(run.pool.buffers()))
     assert driver().generate([prompts()[:1]], 3) == [[expected()["greedy_tokens"][0][:3].tolist()]]
 
 
 def test_compile_count_is_bounded():
     """Any greedy step lands in one of the table's shapes: one forward and one sampler each."""
     config, mesh, functions, params = model()
-    kv = make_kv(config, mesh, 16, 96, 96)
-    run = ModelRunner(functions, params, kv, mesh, TABLE, PageGeometry(16, CONTEXT, 96, 96, WINDOW))
+    pool = make_pool(config, mesh, 16, 96, 96)
+    run = ModelRunner(functions, params, pool, mesh, TABLE, PageGeometry(16, CONTEXT, 96, 96, WINDOW))
     for shape in TABLE.shapes():
         run.warm_up(shape, [SampleVariant(SampleKind.GREEDY)])
     forwards, samplers = run._forward._cache_size(), run._sample._cache_size()
