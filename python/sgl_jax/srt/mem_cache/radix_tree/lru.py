@@ -1,0 +1,98 @@
+"""Recency: the tick counter and an ordered index of eviction candidates whose costs do not grow with its size."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+
+class Aged(Protocol):
+    """What the index needs of a node."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def end(self) -> int | None: ...
+
+
+_ticks = itertools.count(1)
+_COMPACT_SLACK = 64
+
+
+def get_and_increase_time_counter() -> float:
+    """The next tick. Strictly increasing within the process, shared by all trees and components."""
+    return float(next(_ticks))
+
+
+class LruIndex:
+    """Candidates of one rank and component, oldest first.
+
+    Nodes usually arrive as the most recent ones and go to the end of an ``OrderedDict``; a node that becomes a candidate with
+    an old age (its last child went, its lock ended) goes to a small heap. Both give their oldest in O(1) or O(log n). Equal
+    ages: the node nearer to the root first, so that a branch loses its far end before its trailing window (D26).
+    ``age`` reads a node's age; whoever changes an age calls :meth:`refile`.
+    """
+
+    __slots__ = ("_age", "_late", "_late_age", "_newest", "_recent")
+
+    def __init__(self, age: Callable[[Any], float]) -> None:
+        self._age = age
+        self._recent: OrderedDict[int, Any] = OrderedDict()
+        self._newest: tuple[float, int] = (float("-inf"), 0)
+        self._late: list[tuple[float, int, int, Any]] = []
+        self._late_age: dict[int, tuple[float, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._late_age)
+
+    def __contains__(self, node: Aged) -> bool:
+        return node.id in self._recent or node.id in self._late_age
+
+    def __iter__(self) -> Iterator[Any]:
+        """Every candidate, in no particular order."""
+        yield from self._recent.values()
+        for age, end, node_id, node in self._late:
+            if self._late_age.get(node_id) == (age, end):
+                yield node
+
+    def add(self, node: Aged) -> None:
+        """File ``node`` under its present age. No change when it is already filed."""
+        if node.id in self._recent or node.id in self._late_age:
+            return
+        place = (self._age(node), node.end or 0)
+        if place >= self._newest or not self._recent:
+            self._recent[node.id] = node
+            self._newest = place
+            return
+        self._late_age[node.id] = place
+        heapq.heappush(self._late, (*place, node.id, node))
+        if len(self._late) > 2 * len(self._late_age) + _COMPACT_SLACK:
+            self._late = [e for e in self._late if self._late_age.get(e[2]) == (e[0], e[1])]
+            heapq.heapify(self._late)
+
+    def discard(self, node: Aged) -> None:
+        """Forget ``node``; no error when it is not filed."""
+        if self._recent.pop(node.id, None) is None:
+            self._late_age.pop(node.id, None)
+
+    def refile(self, node: Aged) -> None:
+        """The age of ``node`` changed: file it anew if it is a candidate."""
+        if node in self:
+            self.discard(node)
+            self.add(node)
+
+    def oldest(self) -> Any | None:
+        """The candidate to evict next, left in place; None when there is none."""
+        late = self._late
+        while late and self._late_age.get(late[0][2]) != (late[0][0], late[0][1]):
+            heapq.heappop(late)
+        first = next(iter(self._recent.values()), None)
+        if not late:
+            return first
+        if first is None or late[0][:2] < (self._age(first), first.end or 0):
+            return late[0][3]
+        return first

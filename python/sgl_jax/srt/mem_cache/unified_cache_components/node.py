@@ -1,0 +1,114 @@
+"""The node of the unified tree: one run of tokens, one :class:`ComponentData` per component kind."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sgl_jax.srt.mem_cache.radix_tree.node import RadixNode
+from sgl_jax.srt.mem_cache.unified_cache_components.component_types import (
+    AGE_KEY,
+    ComponentData,
+    ComponentType,
+)
+
+FULL = ComponentType.FULL
+
+
+class NodeMetadata(dict[str, Any]):
+    """A component's metadata on one node; assigning the age re-files the node among the eviction candidates."""
+
+    __slots__ = ("_component", "_node")
+
+    def __init__(self, node: UnifiedTreeNode, component: ComponentType) -> None:
+        super().__init__()
+        self._node = node
+        self._component = component
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        if name == AGE_KEY and self._node.observer is not None:
+            self._node.observer(self._node, self._component)
+
+
+class PathLockData(ComponentData):
+    """FULL's data. A FULL lock protects the whole path to the root, and is kept where it can be taken in O(new nodes).
+
+    ``own`` counts the locks that end at this node, ``below`` its locked children. A node is locked when either is positive,
+    so taking a lock stops at the first ancestor that is locked already. ``lock_ref`` shows the number of locks on or below.
+    """
+
+    __slots__ = ("_node", "below", "own")
+
+    def __init__(self, node: UnifiedTreeNode) -> None:
+        self._node = node
+        self.own = 0
+        self.below = 0
+        self.value = None
+        self.host_value = None
+        self.host_lock_ref = 0
+        self.metadata = {}
+
+    @property
+    def locked(self) -> bool:
+        return self.own > 0 or self.below > 0
+
+    @property
+    def lock_ref(self) -> int:
+        total = 0
+        stack = [self._node]
+        while stack:
+            node = stack.pop()
+            data = node.full_data
+            total += data.own
+            if data.below:
+                stack.extend(child for child in node.children.values() if child.full_data.locked)
+        return total
+
+    @lock_ref.setter
+    def lock_ref(self, value: int) -> None:
+        self.own = value - (self.lock_ref - self.own)
+
+
+class UnifiedTreeNode(RadixNode):
+    """``component_data`` always has one entry per :class:`ComponentType`, whatever the tree is made of."""
+
+    __slots__ = ("component_data", "full_data", "tree_components")
+
+    counter: ClassVar[int] = 0
+
+    def __init__(self, tree_components: tuple[ComponentType, ...], node_id: int | None = None) -> None:
+        super().__init__(node_id)
+        self.tree_components = tree_components
+        self.full_data = PathLockData(self)
+        self.component_data: list[ComponentData] = [
+            self.full_data if ct is FULL else ComponentData(metadata=NodeMetadata(self, ct))
+            for ct in ComponentType
+        ]
+
+    @property
+    def rank(self) -> int:
+        """DP rank whose pools the slots of this node belong to."""
+        return self.key.dp_rank or 0
+
+    @property
+    def start(self) -> int:
+        """Tokens from the root to the beginning of this node."""
+        return self.path_len() - len(self.key)
+
+    @property
+    def evicted(self) -> bool:
+        """A non-root node without a FULL value on the device."""
+        return self.parent is not None and self.full_data.value is None
+
+    @property
+    def backuped(self) -> bool:
+        return self.full_data.host_value is not None
+
+    @property
+    def in_use(self) -> bool:
+        """Somebody holds a lock that covers this node, of any component or tier."""
+        if self.full_data.locked:
+            return True
+        return any(d.lock_ref > 0 or d.host_lock_ref > 0 for d in self.component_data[1:]) or (
+            self.full_data.host_lock_ref > 0
+        )

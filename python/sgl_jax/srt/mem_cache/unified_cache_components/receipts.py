@@ -1,0 +1,39 @@
+"""What every cache does with a request's receipt, rank and last page, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgl_jax.srt.mem_cache.base_prefix_cache import IncLockRefResult
+from sgl_jax.srt.mem_cache.page import ceil_page
+
+
+def store_receipt(req: Any, result: IncLockRefResult | None) -> None:
+    """The complete release parameters live on the request; None clears them and their mirror."""
+    req.cache_lock_params = None if result is None else result.to_dec_params()
+    req.swa_uuid_for_lock = None if result is None else result.swa_uuid_for_lock
+
+
+def committed_tail_end(req: Any, committed: int, page_size: int) -> int:
+    """End of the slots that leave with the committed length: the rest of its last page goes along.
+
+    ``[committed, kv_allocated_len)`` may hold slots of the same page (a step allocated, not committed); a page is released
+    whole, so all of its tokens are named. Slots of later pages are the caller's over-allocated tail.
+    """
+    allocated = getattr(req, "kv_allocated_len", committed)
+    return max(committed, min(ceil_page(committed, page_size), int(allocated)))
+
+
+def own_rank(req: Any) -> int:
+    """The request's DP rank; None means 0."""
+    rank = getattr(req, "dp_rank", None)
+    return 0 if rank is None else int(rank)
+
+
+def require_own_rank(req: Any, dp_rank: int) -> None:
+    """Raises ValueError when ``dp_rank`` is not the rank the request carries: the other rank's window would leak."""
+    own = getattr(req, "dp_rank", None)
+    if isinstance(own, int) and own != dp_rank:
+        raise ValueError(
+            f"evict_req_swa on dp_rank={dp_rank} for a request of dp_rank={own}: pass dp_rank={own}"
+        )

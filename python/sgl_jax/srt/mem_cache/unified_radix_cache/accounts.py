@@ -1,0 +1,202 @@
+"""Sums and candidates: the one place where a node's value or lock changes (ARCHITECTURE rule 4).
+
+Per rank and component, at any moment::
+
+    evictable = sum of value lengths of unlocked nodes          protected = the same over locked nodes
+    leaves    = unlocked childless nodes with a FULL value      (FULL candidates, in FULL order)
+    aux[ct]   = nodes with a value and no lock of ``ct``        (candidates of ``ct``, in its own order)
+    barren    = leaves that can never end a match               (rule 8)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sgl_jax.srt.mem_cache.errors import LockReceiptError
+from sgl_jax.srt.mem_cache.radix_tree.lru import LruIndex
+from sgl_jax.srt.mem_cache.unified_cache_components.component_types import AGE_KEY, ComponentType
+from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
+
+FULL = ComponentType.FULL
+
+
+class CandidateView:
+    """Read-only view over the candidates of all ranks: ``in``, ``len`` and iteration."""
+
+    __slots__ = ("_indexes",)
+
+    def __init__(self, indexes: dict[int, LruIndex]) -> None:
+        self._indexes = indexes
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, UnifiedTreeNode) and any(node in index for index in self._indexes.values())
+
+    def __iter__(self) -> Iterator[UnifiedTreeNode]:
+        for index in self._indexes.values():
+            yield from index
+
+    def __len__(self) -> int:
+        return sum(len(index) for index in self._indexes.values())
+
+
+def _aux_age(component: ComponentType) -> Callable[[UnifiedTreeNode], float]:
+    def age(node: UnifiedTreeNode) -> float:
+        return float(node.component_data[component].metadata.get(AGE_KEY, 0.0))
+
+    return age
+
+
+def _full_age(node: UnifiedTreeNode) -> float:
+    return node.access_time
+
+
+class NodeAccounts:
+    """Counters and candidate indexes of one tree. ``can_end_match`` asks every component of the tree (rule 8)."""
+
+    def __init__(
+        self, components: Iterable[ComponentType], can_end_match: Callable[[UnifiedTreeNode], bool]
+    ) -> None:
+        kinds = tuple(components)
+        self._can_end_match = can_end_match
+        self.evictable: dict[ComponentType, defaultdict[int, int]] = {ct: defaultdict(int) for ct in kinds}
+        self.protected: dict[ComponentType, defaultdict[int, int]] = {ct: defaultdict(int) for ct in kinds}
+        self.leaves: defaultdict[int, LruIndex] = defaultdict(lambda: LruIndex(_full_age))
+        self.aux: dict[ComponentType, defaultdict[int, LruIndex]] = {}
+        for ct in kinds:
+            if ct is not FULL:
+                age = _aux_age(ct)
+                self.aux[ct] = defaultdict(lambda age=age: LruIndex(age))  # type: ignore[misc]
+        self.barren: defaultdict[int, dict[int, UnifiedTreeNode]] = defaultdict(dict)
+
+    # -- transitions -----------------------------------------------------------------------------------------------
+
+    def set_value(self, node: UnifiedTreeNode, ct: ComponentType, value: Any) -> None:
+        """Replace, give or take a node's value; the sums follow in the same breath."""
+        data = node.component_data[ct]
+        delta = (0 if value is None else len(value)) - (0 if data.value is None else len(data.value))
+        data.value = value
+        if delta:
+            locked = node.full_data.locked if ct is FULL else data.lock_ref > 0
+            (self.protected if locked else self.evictable)[ct][node.rank] += delta
+        self.sync(node)
+
+    def change_lock(self, node: UnifiedTreeNode, ct: ComponentType, step: int) -> None:
+        """Take (+1) or release (-1) one lock of an auxiliary component on one node.
+
+        Raises LockReceiptError when there is nothing to release.
+        """
+        data = node.component_data[ct]
+        if data.lock_ref + step < 0:
+            raise LockReceiptError(
+                f"[dp={node.rank}] node {node.id} holds no {ct} lock to release: the receipt is not what was acquired"
+            )
+        was = data.lock_ref > 0
+        data.lock_ref += step
+        if was != (data.lock_ref > 0):
+            size = 0 if data.value is None else len(data.value)
+            rank = node.rank
+            self.evictable[ct][rank] += size if was else -size
+            self.protected[ct][rank] += -size if was else size
+            self.sync(node)
+
+    def lock_path(self, node: UnifiedTreeNode) -> int:
+        """Take one FULL lock that ends at ``node``. Returns the tokens that became protected. O(newly locked nodes)."""
+        if node.full_data.locked:
+            node.full_data.own += 1
+            return 0
+        node.full_data.own = 1
+        return self._flip_path(node, 1)
+
+    def unlock_path(self, node: UnifiedTreeNode) -> int:
+        """Release one FULL lock that ends at ``node``. Returns the tokens that became evictable.
+
+        Raises LockReceiptError when no lock ends at ``node``.
+        """
+        data = node.full_data
+        if data.own <= 0:
+            raise LockReceiptError(
+                f"[dp={node.rank}] no FULL lock ends at node {node.id}: it was released twice or never taken"
+            )
+        data.own -= 1
+        return 0 if data.locked else self._flip_path(node, -1)
+
+    def _flip_path(self, node: UnifiedTreeNode, step: int) -> int:
+        """``node`` just became locked (+1) or unlocked (-1): carry that upward as far as it changes anything."""
+        moved = 0
+        at = node
+        while True:
+            value = at.full_data.value
+            moved += 0 if value is None else len(value)
+            parent = at.parent
+            if parent is None or parent.parent is None:
+                break
+            above = parent.full_data
+            was = above.locked
+            above.below += step
+            if was == above.locked:
+                break
+            at = parent
+        rank = node.rank
+        self.evictable[FULL][rank] -= step * moved
+        self.protected[FULL][rank] += step * moved
+        self.sync(node)
+        return moved
+
+    # -- candidates ------------------------------------------------------------------------------------------------
+
+    def sync(self, node: UnifiedTreeNode) -> None:
+        """File ``node`` under every index it belongs to now, and under no other."""
+        rank = node.rank
+        attached = node.parent is not None
+        for ct, indexes in self.aux.items():
+            data = node.component_data[ct]
+            if attached and data.value is not None and data.lock_ref <= 0:
+                indexes[rank].add(node)
+            else:
+                indexes[rank].discard(node)
+        if self.is_leaf(node):
+            self.leaves[rank].add(node)
+            if self._can_end_match(node):
+                self.barren[rank].pop(node.id, None)
+            else:
+                self.barren[rank][node.id] = node
+        else:
+            self.leaves[rank].discard(node)
+            self.barren[rank].pop(node.id, None)
+
+    @staticmethod
+    def is_leaf(node: UnifiedTreeNode) -> bool:
+        """An attached, childless, unlocked node with a FULL value: evicting it takes every component along."""
+        return (
+            node.parent is not None
+            and not node.children
+            and node.full_data.value is not None
+            and not node.in_use
+        )
+
+    def is_barren(self, node: UnifiedTreeNode) -> bool:
+        """A leaf nothing can match any more (rule 8)."""
+        return self.is_leaf(node) and not self._can_end_match(node)
+
+    def refile(self, node: UnifiedTreeNode, ct: int) -> None:
+        """The age of ``node`` in ``ct`` changed. Nodes hold this method as their observer."""
+        if ct == FULL:
+            self.leaves[node.rank].refile(node)
+        elif ct in self.aux:
+            self.aux[ComponentType(ct)][node.rank].refile(node)
+
+    def oldest_leaf(self, rank: int) -> UnifiedTreeNode | None:
+        """The leaf FULL evicts next on ``rank``."""
+        node: UnifiedTreeNode | None = self.leaves[rank].oldest()
+        return node
+
+    def oldest(self, ct: ComponentType, rank: int) -> UnifiedTreeNode | None:
+        """The node an auxiliary component evicts next on ``rank``."""
+        node: UnifiedTreeNode | None = self.aux[ct][rank].oldest()
+        return node
+
+    def barren_nodes(self, rank: int) -> list[UnifiedTreeNode]:
+        """Leaves of ``rank`` that only occupy slots."""
+        return list(self.barren[rank].values())

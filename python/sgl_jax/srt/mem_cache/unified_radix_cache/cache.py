@@ -1,0 +1,466 @@
+"""``UnifiedRadixCache``: one FULL-backed tree with auxiliary components, behind the cache contract (RFC-0035).
+
+The facade wires four parts: the tree (mechanism), the accounts (sums, candidates), the components (what values mean) and
+the applier (slots change hands). Request transactions live in :mod:`lifecycle`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl_jax.srt.mem_cache.base_prefix_cache import (
+    BasePrefixCache,
+    DecLockRefParams,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    ReclaimSchedule,
+)
+from sgl_jax.srt.mem_cache.cache_init_params import CacheInitParams
+from sgl_jax.srt.mem_cache.errors import LockReceiptError, TreeInvariantError, Violation
+from sgl_jax.srt.mem_cache.page import floor_page
+from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
+from sgl_jax.srt.mem_cache.radix_tree.request_key import to_bigram_key
+from sgl_jax.srt.mem_cache.unified_cache_components.component_types import ComponentType, LRURefreshPhase
+from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
+from sgl_jax.srt.mem_cache.unified_cache_components.receipts import require_own_rank
+from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import Tracker, TreeComponent
+from sgl_jax.srt.mem_cache.unified_radix_cache.accounts import CandidateView, NodeAccounts
+from sgl_jax.srt.mem_cache.unified_radix_cache.applier import SlotApplier
+from sgl_jax.srt.mem_cache.unified_radix_cache.checks import check_cache
+from sgl_jax.srt.mem_cache.unified_radix_cache.construction import (
+    COMPONENT_REGISTRY,
+    component_order,
+    int_attribute,
+    resolve_init_params,
+)
+from sgl_jax.srt.mem_cache.unified_radix_cache.insertion import Inserter, InsertFacts
+from sgl_jax.srt.mem_cache.unified_radix_cache.lifecycle import RequestLifecycle
+from sgl_jax.srt.mem_cache.unified_radix_cache.tree import PrefixTree
+
+if TYPE_CHECKING:
+    from sgl_jax.srt.mem_cache.ledger.source import OwnedNode
+
+IntArray = npt.NDArray[np.int32]
+FULL, SWA, RECURRENT = ComponentType.FULL, ComponentType.SWA, ComponentType.RECURRENT
+_OP_LOG_LENGTH = 1000
+
+
+class OpRecord(NamedTuple):
+    """One operation for crash bundles: ``asked`` and ``got`` are token counts."""
+
+    op: str
+    rank: int
+    rid: str
+    asked: int
+    got: int
+
+
+class UnifiedRadixCache(BasePrefixCache):
+    """Prefix cache over one tree. ``tree_components`` names what nodes carry: (FULL,) or (FULL, SWA).
+
+    ``match_prefix`` may split nodes, never moves slots. ``insert`` takes over ``value[prev_prefix_len:]``; with more than one
+    component it also frees the duplicates, with one the caller does. All sizes are tokens of one rank.
+    """
+
+    reclaim_schedule: ClassVar[ReclaimSchedule | None] = ReclaimSchedule()
+    tree_components: tuple[ComponentType, ...] = ()
+    hicache_enabled = False
+
+    def __init__(
+        self,
+        req_to_token_pool: Any,
+        token_to_kv_pool_allocator: Any,
+        page_size: int = 1,
+        disable: bool = False,
+        kv_head_num: int = 32,
+        head_dim: int = 128,
+        layer_num: int = 32,
+        max_seq_len: int = 4096,
+        dtype: Any = None,
+        enable_kv_cache_events: bool = False,
+        is_eagle: bool = False,
+        tree_components: Sequence[ComponentType] = (FULL,),
+        enable_recurrent_extra_buffer: bool = False,
+        recurrent_track_interval: int | None = None,
+        component_init_params: CacheInitParams | None = None,
+    ) -> None:
+        """The seam's signature. ``kv_head_num`` … ``dtype`` describe the device layout, which this cache never looks at.
+
+        Raises ValueError when ``component_init_params`` disagrees with the other arguments, when SWA comes without a positive
+        ``sliding_window_size``, and for a component this version does not have.
+        """
+        self.req_to_token_pool = req_to_token_pool
+        self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
+        self.page_size = page_size
+        self.disable = disable
+        self.is_eagle = is_eagle
+        self.dp_size = int_attribute(token_to_kv_pool_allocator, "dp_size", 1)
+        self.tree_components = component_order(tree_components)
+        self.component_init_params = resolve_init_params(
+            component_init_params,
+            CacheInitParams(
+                req_to_token_pool,
+                token_to_kv_pool_allocator,
+                page_size,
+                is_eagle,
+                None,
+                enable_recurrent_extra_buffer,
+                recurrent_track_interval,
+            ),
+            self.tree_components,
+        )
+        self.has_swa = SWA in self.tree_components
+        self.applier = SlotApplier(token_to_kv_pool_allocator, dual=self.has_swa)
+        self.components: dict[ComponentType, TreeComponent] = {
+            ct: COMPONENT_REGISTRY[ct](self, self.component_init_params) for ct in self.tree_components
+        }
+        self._components_tuple = tuple(self.components.values())
+        self._enders = tuple(c for c in self._components_tuple if c.component_type is not FULL)
+        self._lifecycle = RequestLifecycle(self)
+        self.op_log: deque[OpRecord] = deque(maxlen=_OP_LOG_LENGTH)
+        self._ledger_event_totals: dict[int, dict[str, int]] = {}
+        self.reset()
+
+    # -- structure -------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget tree, locks and sums without freeing slots. Event totals are cumulative and stay."""
+        self.accounts = NodeAccounts(self.tree_components, self._can_end_match)
+        self.tree = PrefixTree(self.page_size, self._components_tuple, self.accounts)
+        self._inserter = Inserter(self.tree, self._components_tuple)
+        self.root_node = self.tree.root
+        self.get_child_key_fn = self.tree.child_key
+        for component in self._components_tuple:
+            component.reset()
+
+    def _can_end_match(self, node: UnifiedTreeNode) -> bool:
+        return all(component.can_end_match(node) for component in self._enders)
+
+    def cut_node(self, node: UnifiedTreeNode, cuts: Sequence[int]) -> list[UnifiedTreeNode]:
+        """See :meth:`PrefixTree.cut_node`."""
+        return self.tree.cut_node(node, cuts)
+
+    def _split_node(self, key: RadixKey, child: UnifiedTreeNode, split_len: int) -> UnifiedTreeNode:
+        """Cut ``child`` at ``split_len``; returns the new parent, ``child`` stays the lower half."""
+        return self.tree.cut_node(child, (split_len,))[0]
+
+    def iter_nodes(self, dp_rank: int | None = None) -> Iterator[UnifiedTreeNode]:
+        """Every node but the root, parents first."""
+        return self.tree.nodes(dp_rank)
+
+    def _namespaced(self, key: RadixKey) -> RadixKey:
+        """Page-aligned key (D10). Raises ValueError when an SWA tree over several ranks gets a key without rank."""
+        if key.dp_rank is None and self.dp_size > 1 and self.has_swa:
+            raise ValueError(
+                f"key without dp_rank on {self.dp_size} data-parallel ranks: slots are rank-local, pass "
+                f"RadixKey(..., dp_rank=0..{self.dp_size - 1})"
+            )
+        if self.is_eagle:
+            key = to_bigram_key(key)
+        length = len(key)
+        aligned = floor_page(length, self.page_size)
+        return key if aligned == length else key[:aligned]
+
+    # -- match and insert ------------------------------------------------------------------------------------------
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Longest prefix that is contiguous in FULL and accepted by every component (FULL alone with ``full_only``)."""
+        empty = MatchResult(np.empty((0,), np.int32), self.root_node, self.root_node, self.root_node)
+        if self.disable:
+            return empty
+        key = self._namespaced(params.key)
+        path = self.tree.walk(key)
+        if not path:
+            self._log("match", key.dp_rank, params.req, len(key), 0)
+            return empty
+        chunks, accepted = self._validate(path, params.full_only)
+        walkers = [c for c in self._components_tuple if c.refreshes_on_walk]
+        for node in path:
+            for component in walkers:
+                component.refresh_lru(LRURefreshPhase.WALKDOWN, node, self.root_node)
+        best = path[accepted - 1] if accepted else self.root_node
+        if accepted and not params.full_only:
+            for component in self._components_tuple:
+                component.refresh_lru(LRURefreshPhase.MATCH_END, best, self.root_node)
+        slots = np.concatenate(chunks[:accepted]) if accepted else empty.device_indices
+        result = MatchResult(slots, best, best, best)
+        for component in self._components_tuple:
+            result = component.finalize_match_result(result, params, chunks, accepted)
+        self._log("match", key.dp_rank, params.req, len(key), len(result.device_indices))
+        return result
+
+    def _validate(self, path: Sequence[UnifiedTreeNode], full_only: bool) -> tuple[list[IntArray], int]:
+        """FULL values of the contiguous part of ``path`` and how many of them may be used.
+
+        A FULL miss ends the path; an auxiliary miss only disqualifies that node as an end.
+        """
+        full_valid = self.components[FULL].create_match_validator(match_device_only=True)
+        others = [] if full_only else [c.create_match_validator() for c in self._enders]
+        chunks: list[IntArray] = []
+        accepted = 0
+        for node in path:
+            if not full_valid(node):
+                break
+            chunks.append(node.full_data.value)
+            usable = True
+            for valid in others:  # every validator sees every node: they keep state
+                usable = valid(node) and usable
+            if usable:
+                accepted = len(chunks)
+        return chunks, accepted
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Insert ``value`` (token ids when None) under ``key``, both cut to whole pages. See the class for ownership."""
+        if self.disable or params.key is None:
+            return InsertResult()
+        key = self._namespaced(params.key)
+        value = np.asarray(params.key.token_ids if params.value is None else params.value, np.int32)
+        if len(value) < len(key):
+            raise ValueError(
+                f"insert of {len(key)} tokens with {len(value)} slots: one slot per token is needed"
+            )
+        if not len(key):
+            return InsertResult()
+        filled = InsertParams(
+            key, value, params.prev_prefix_len, params.swa_evicted_seqlen, params.recurrent_value
+        )
+        return self.insert_below(self.root_node, filled, keep_leaf=False).result
+
+    def insert_below(
+        self, start: UnifiedTreeNode, params: InsertParams, *, keep_leaf: bool, rid: str = ""
+    ) -> InsertFacts:
+        """Insert below a node whose path spells the key's beginning; frees what nobody took. Key and value page aligned."""
+        key = params.key
+        assert key is not None
+        facts = self._inserter.run(key, params, start, keep_leaf)
+        rank = key.dp_rank or 0
+        for slots in facts.surrendered:
+            self.applier.free(slots, rank)
+        self.op_log.append(OpRecord("insert", rank, rid, len(key), facts.result.prefix_len))
+        return facts
+
+    # -- eviction --------------------------------------------------------------------------------------------------
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Give back at least the wanted tokens of each pool of one rank, or all that is evictable (D27).
+
+        Whole nodes, oldest first, at a cost of the nodes freed. Leaves nothing can match go first (rule 8).
+        """
+        tracker: Tracker = dict.fromkeys(ComponentType, 0)
+        wanted = max(params.num_tokens, params.swa_num_tokens, params.recurrent_num)
+        if self.disable or wanted <= 0:
+            return EvictResult()
+        rank = self._rank_or_raise(params.dp_rank)
+        for node in self.accounts.barren_nodes(rank):
+            self._evict_device_leaf(node, tracker)
+        ranked = EvictParams(params.num_tokens, params.swa_num_tokens, rank, params.recurrent_num)
+        for component in self._components_tuple:
+            component.drive_eviction(ranked, tracker)
+        self.op_log.append(OpRecord("evict", rank, "", wanted, tracker[FULL] + tracker[SWA]))
+        return EvictResult(tracker[FULL], tracker[SWA], tracker[RECURRENT])
+
+    def _rank_or_raise(self, dp_rank: int | None) -> int:
+        if dp_rank is None and self.dp_size > 1 and self.has_swa:
+            raise ValueError(
+                f"dp_rank is needed: there are {self.dp_size} data-parallel ranks with pools of their own"
+            )
+        return dp_rank or 0
+
+    def _evict_device_leaf(self, node: UnifiedTreeNode, tracker: Tracker) -> None:
+        """Remove a leaf: FULL slots, then SWA slots, then the FULL value, then the node; and what became barren above it.
+
+        ``tracker`` counts freed slots per component. The cascade stops at a node that is locked, has children or can end a
+        match (D28).
+        """
+        at = node
+        while True:
+            for component in self._components_tuple:
+                freed = component.evict_component(at)[0]
+                ct = component.component_type
+                tracker[ct] = tracker.get(ct, 0) + freed
+            self.accounts.set_value(at, FULL, None)
+            at = self.tree.detach_leaf(at)
+            if not self.accounts.is_barren(at):
+                return
+
+    def _update_aux_evictable_node_sets(self, node: UnifiedTreeNode) -> None:
+        """Re-file ``node`` among the candidates after its data were changed by hand."""
+        self.accounts.sync(node)
+
+    # -- locks -----------------------------------------------------------------------------------------------------
+
+    def inc_lock_ref(self, node: UnifiedTreeNode) -> IncLockRefResult:
+        """Protect the path (FULL) and the last window (SWA) of ``node``. ``delta``: minus the newly protected FULL tokens."""
+        result = IncLockRefResult(delta=0)
+        if self.disable:
+            return result
+        if node is self.root_node:
+            if self.has_swa:
+                result.skip_lock_node_ids[SWA], result.swa_spans = [], ()
+            return result
+        if node.parent is None or not self.tree.owns(node):
+            raise TreeInvariantError(
+                f"node {node.id} is not in the tree (evicted or reset): match again before locking"
+            )
+        for component in self._components_tuple:
+            component.acquire_component_lock(node, result)
+        self.op_log.append(OpRecord("lock", node.rank, "", node.path_len(), -(result.delta or 0)))
+        return result
+
+    def dec_lock_ref(self, node: UnifiedTreeNode, params: DecLockRefParams | None = None) -> int:
+        """Release one lock with its receipt; always returns 0. At the last unlock a leaf nothing can match goes (rule 8).
+
+        Raises LockReceiptError when ``params`` is not a receipt of an outstanding lock of ``node``.
+        """
+        if self.disable or node is self.root_node:
+            return 0
+        if node.parent is None or not self.tree.owns(node):
+            raise LockReceiptError(f"node {node.id} is not in the tree any more, so it cannot hold a lock")
+        for component in reversed(self._components_tuple):
+            component.release_component_lock(node, params)
+        self.op_log.append(OpRecord("unlock", node.rank, "", node.path_len(), 0))
+        if self.accounts.is_barren(node):
+            self._evict_device_leaf(node, dict.fromkeys(ComponentType, 0))
+        return 0
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def cache_finished_req(self, req: Any, is_insert: bool = True, **kwargs: Any) -> None:
+        """Take over or free everything the request owns and release its lock. See :meth:`RequestLifecycle.finished`."""
+        self._lifecycle.finished(req, is_insert)
+
+    def cache_unfinished_req(self, req: Any, **kwargs: Any) -> None:
+        """Insert the computed part, re-point the row, exchange the receipt. See :meth:`RequestLifecycle.unfinished`."""
+        self._lifecycle.unfinished(req)
+
+    def evict_req_swa(self, req: Any, pre_len: int, dp_rank: int = 0) -> None:
+        """Free the request's own out-of-window SWA slots (RFC-0035 section 5); no-op without SWA.
+
+        Raises ValueError when ``dp_rank`` is not the request's: the other rank's window would leak.
+        """
+        if not self.has_swa or self.sliding_window_size is None:
+            return
+        require_own_rank(req, dp_rank)
+        self._lifecycle.reclaim(req, pre_len, dp_rank, self.sliding_window_size)
+
+    # -- capabilities and sizes ------------------------------------------------------------------------------------
+
+    def supports_swa(self) -> bool:
+        return SWA in self.tree_components
+
+    def supports_recurrent(self) -> bool:
+        return RECURRENT in self.tree_components
+
+    @property
+    def sliding_window_size(self) -> int | None:
+        """Window of the SWA component; None without one."""
+        return self.component_init_params.sliding_window_size if self.has_swa else None
+
+    def _sum(self, table: dict[ComponentType, Any], ct: ComponentType, rank: int) -> int:
+        return int(table[ct].get(rank, 0)) if ct in table else 0
+
+    def full_evictable_size(self, dp_rank: int = 0) -> int:
+        return self._sum(self.accounts.evictable, FULL, dp_rank)
+
+    def swa_evictable_size(self, dp_rank: int = 0) -> int:
+        return self._sum(self.accounts.evictable, SWA, dp_rank)
+
+    def full_protected_size(self, dp_rank: int = 0) -> int:
+        return self._sum(self.accounts.protected, FULL, dp_rank)
+
+    def swa_protected_size(self, dp_rank: int = 0) -> int:
+        return self._sum(self.accounts.protected, SWA, dp_rank)
+
+    evictable_size = full_evictable_size
+    protected_size = full_protected_size
+
+    def recurrent_evictable_size(self, dp_rank: int = 0) -> int:
+        return self._sum(self.accounts.evictable, RECURRENT, dp_rank)
+
+    def total_size(self) -> int:
+        """FULL tokens in the tree, all ranks."""
+        return sum(len(n.full_data.value) for n in self.tree.nodes() if n.full_data.value is not None)
+
+    def full_lru_list_evictable_size(self) -> int:
+        """Evictable FULL tokens of all ranks, counted over the nodes."""
+        return sum(len(n.full_data.value) for n in self.tree.nodes() if not n.full_data.locked)
+
+    def swa_lru_list_evictable_size(self) -> int:
+        """Evictable SWA tokens of all ranks, counted over the candidates."""
+        if not self.has_swa:
+            return 0
+        return sum(len(n.component_data[SWA].value) for n in CandidateView(self.accounts.aux[SWA]))
+
+    # -- observation -----------------------------------------------------------------------------------------------
+
+    @property
+    def component_evictable_size_(self) -> dict[ComponentType, Any]:
+        return self.accounts.evictable
+
+    @property
+    def component_protected_size_(self) -> dict[ComponentType, Any]:
+        return self.accounts.protected
+
+    @property
+    def evictable_device_leaves(self) -> set[UnifiedTreeNode]:
+        """Leaves FULL may evict, all ranks."""
+        return set(CandidateView(self.accounts.leaves))
+
+    @property
+    def aux_evictable_device_nodes(self) -> dict[ComponentType, CandidateView]:
+        """Per auxiliary component: its unlocked nodes with a value."""
+        return {ct: CandidateView(indexes) for ct, indexes in self.accounts.aux.items()}
+
+    def note_event(self, rank: int, name: str, count: int) -> None:
+        """Add to a cumulative total of the ledger (created on the first event)."""
+        totals = self._ledger_event_totals.setdefault(rank, {})
+        totals[name] = totals.get(name, 0) + count
+
+    def _log(self, op: str, rank: int | None, req: Any, asked: int, got: int) -> None:
+        self.op_log.append(OpRecord(op, rank or 0, str(getattr(req, "rid", "")), asked, got))
+
+    def iter_ledger_nodes(self, dp_rank: int) -> Iterator[OwnedNode]:
+        """The nodes of one rank as the ledger reads them."""
+        from sgl_jax.srt.mem_cache.ledger.source import OwnedNode
+
+        for node in self.tree.nodes(dp_rank):
+            swa = node.component_data[SWA]
+            yield OwnedNode(node.id, node.full_data.value, swa.value, node.full_data.locked, swa.lock_ref > 0)
+
+    def cache_ledger_snapshot(self, dp_rank: int, live_reqs: Iterable[Any]) -> dict[str, int]:
+        """The ownership ledger of one rank (RFC-0035 section 6); read-only."""
+        from sgl_jax.srt.mem_cache.ledger.snapshot import build_snapshot
+
+        return build_snapshot(self, dp_rank, live_reqs)
+
+    def check(self) -> list[Violation]:
+        """Every broken invariant of tree, sums, candidates, locks and mapping; empty when sound. O(tree)."""
+        return check_cache(self)
+
+    def pretty_print(self) -> None:
+        """Print the tree: tokens, S for live SWA or T for a tombstone, locks."""
+        print(self.describe())
+
+    def describe(self) -> str:
+        """One line per node, indented by depth."""
+        lines = [f"root, {self.total_size()} tokens"]
+        stack = [(child, 1) for child in self.root_node.children.values()]
+        while stack:
+            node, depth = stack.pop()
+            swa = node.component_data[SWA]
+            state = "" if not self.has_swa else (" T" if swa.value is None else " S")
+            locks = f" locks full={node.full_data.lock_ref} swa={swa.lock_ref}" if node.in_use else ""
+            span = f"[{node.start},{node.path_len()})"
+            lines.append(f"{'  ' * depth}{node.id} dp={node.rank} {span}{state}{locks}")
+            stack.extend((child, depth + 1) for child in node.children.values())
+        return "\n".join(lines)

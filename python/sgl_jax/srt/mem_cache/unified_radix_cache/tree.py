@@ -1,0 +1,158 @@
+"""The tree itself: walk, cut, attach, detach. Mechanism only: no slot changes hands here.
+
+Positions are tokens from the root. A cut gives the upper parts new node objects; the node that was cut keeps its identity,
+its end and the locks that end at it::
+
+    parent ─[ a b | c d | e f ] node        cut_node(node, (2, 4))        parent ─[ a b ]─[ c d ]─[ e f ] node
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from sgl_jax.srt.mem_cache.errors import TreeInvariantError
+from sgl_jax.srt.mem_cache.page import floor_page
+from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, packed_child_key
+from sgl_jax.srt.mem_cache.unified_cache_components.component_types import ComponentType
+from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
+from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import TreeComponent
+from sgl_jax.srt.mem_cache.unified_radix_cache.accounts import NodeAccounts
+
+
+class PrefixTree:
+    """All cached prefixes of all ranks and namespaces; a child is keyed by its first page's bytes and namespaces."""
+
+    def __init__(self, page_size: int, components: tuple[TreeComponent, ...], accounts: NodeAccounts) -> None:
+        self.page_size = page_size
+        self.components = components
+        self.accounts = accounts
+        self.child_key: Callable[[RadixKey], Any] = partial(packed_child_key, page_size=page_size)
+        self.observer = accounts.refile
+        self._kinds = tuple(component.component_type for component in components)
+        self.root = self._make_root()
+
+    def _make_root(self) -> UnifiedTreeNode:
+        root = UnifiedTreeNode(self._kinds)
+        root.end = 0
+        root.full_data.value = []
+        for ct in self._kinds:
+            if ct is ComponentType.FULL:
+                root.full_data.own = 1
+            else:
+                root.component_data[ct].lock_ref = 1
+        return root
+
+    def new_node(self) -> UnifiedTreeNode:
+        node = UnifiedTreeNode(self._kinds)
+        node.observer = self.observer
+        return node
+
+    def owns(self, node: UnifiedTreeNode) -> bool:
+        """Whether ``node`` was made by this tree (not by one that was reset since)."""
+        return node.observer is self.observer or node is self.root
+
+    def find_child(self, node: UnifiedTreeNode, rest: RadixKey) -> UnifiedTreeNode | None:
+        """The child that ``rest`` enters, cut so that all of it matches; None when there is none.
+
+        ``rest`` is page aligned and not empty, hence so is every node (D10, D11).
+        """
+        child: UnifiedTreeNode | None = node.children.get(self.child_key(rest))
+        if child is None or rest.startswith(child.key):
+            return child
+        shared = floor_page(child.key.match_len(rest), self.page_size)
+        if shared == 0:
+            return None
+        return self.cut_node(child, (shared,))[0]
+
+    def walk(self, key: RadixKey) -> list[UnifiedTreeNode]:
+        """Nodes that spell the longest cached prefix of ``key`` (page aligned), from the root down; may cut the last."""
+        path: list[UnifiedTreeNode] = []
+        node, offset, length = self.root, 0, len(key)
+        while offset < length:
+            child = self.find_child(node, key[offset:] if offset else key)
+            if child is None:
+                break
+            path.append(child)
+            offset += len(child.key)
+            node = child
+        return path
+
+    def cut_node(self, child: UnifiedTreeNode, cuts: Sequence[int]) -> list[UnifiedTreeNode]:
+        """Cut ``child`` at ascending offsets; returns the new nodes above it, top first. O(length + cuts).
+
+        Raises TreeInvariantError for an offset outside the node, off a page boundary, or for the root.
+        """
+        parent, key = child.parent, child.key
+        bounds = [0, *cuts, len(key)]
+        legal = all(a < b for a, b in pairwise(bounds)) and not any(c % self.page_size for c in cuts)
+        if parent is None or not legal:
+            raise TreeInvariantError(
+                f"node {child.id} of {len(key)} tokens cannot be cut at {list(cuts)} (page size {self.page_size})"
+            )
+        start = child.start
+        slot = self.child_key(key)
+        made: list[UnifiedTreeNode] = []
+        for low, high in pairwise(bounds[:-1]):
+            upper = self.new_node()
+            upper.key = key[low:high].compact()
+            child.key = key[high:]
+            upper.parent, upper.end = parent, start + high
+            upper.children[self.child_key(child.key)] = child
+            parent.children[slot] = upper
+            child.parent = upper
+            for component in self.components:
+                component.redistribute_on_node_split(upper, child)
+            made.append(upper)
+            parent, slot = upper, self.child_key(child.key)
+        child.key = child.key.compact()
+        self._own_values([*made, child])
+        for node in made:
+            self.accounts.sync(node)
+        return made
+
+    def _own_values(self, nodes: Sequence[UnifiedTreeNode]) -> None:
+        """Halves of a cut hold copies, not views of the whole (D81)."""
+        for ct in self._kinds:
+            for node in nodes:
+                data = node.component_data[ct]
+                if data.value is not None:
+                    data.value = data.value.copy()
+
+    def attach_leaf(self, parent: UnifiedTreeNode, key: RadixKey) -> UnifiedTreeNode:
+        """A new childless node below ``parent``; its values are still to come."""
+        leaf = self.new_node()
+        leaf.key = key.compact()
+        leaf.parent, leaf.end = parent, parent.path_len() + len(key)
+        parent.children[self.child_key(leaf.key)] = leaf
+        self.accounts.sync(parent)
+        return leaf
+
+    def detach_leaf(self, leaf: UnifiedTreeNode) -> UnifiedTreeNode:
+        """Unlink a childless, unlocked node whose values are gone; returns its former parent.
+
+        The parent inherits the leaf's age if that is younger: a use of the leaf was a use of the whole path.
+        Raises TreeInvariantError when the leaf is not that.
+        """
+        parent = leaf.parent
+        slot = self.child_key(leaf.key)
+        if parent is None or leaf.children or leaf.in_use or parent.children.get(slot) is not leaf:
+            raise TreeInvariantError(
+                f"node {leaf.id} cannot be removed: root, detached, locked or with children"
+            )
+        del parent.children[slot]
+        leaf.parent = None
+        self.accounts.sync(leaf)
+        parent.access_time = max(parent.access_time, leaf.access_time)
+        self.accounts.sync(parent)
+        return parent  # type: ignore[no-any-return]
+
+    def nodes(self, rank: int | None = None) -> Iterator[UnifiedTreeNode]:
+        """Every node but the root, parents first; of one rank or of all."""
+        stack = [c for c in self.root.children.values() if rank is None or c.rank == rank]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
