@@ -59,7 +59,7 @@ async def generate_one_token(manager: TokenizerManager) -> None:
     request = GenerateReq(
         rid="health-" + new_rid(), input_ids=[0], sampling=SamplingParams(max_new_tokens=1, temperature=0.0)
     )
-    await manager.finish(await manager.submit(request))
+    await manager.finish(await manager.submit(request, counted=False))
 
 
 @router.get("/health_generate")

@@ -120,7 +120,7 @@ async def _until_end(tasks: dict[str, asyncio.Task[Any]]) -> BaseException | Non
         for task in done:
             error = task.exception()
             if isinstance(error, ServerFailed):
-                return RuntimeError("the scheduler died (traceback above)")
+                return RuntimeError(str(error).strip().splitlines()[-1])
             if error is not None:
                 return error
             if task is tasks["http"]:

@@ -64,6 +64,8 @@ def _child_main(
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     try:
         target(args, recv_addr, send_addr)
+    except SystemExit:
+        raise
     except BaseException:
         text = traceback.format_exc()
         print(text, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -34,17 +34,20 @@ GAUGES: dict[str, str] = {
     "cache_hit_rate": "Cached share of all prompt tokens so far",
     "gen_throughput": "Generated tokens per second, from the last decode report",
     "num_retracted_reqs": "Retractions so far, as SGLang's gauge",
+    "swa_used_tokens": "SWA slots in use by requests and locked windows",
     "swa_lock_held_tokens": "SWA slots that locks protect",
     "reclaim_lag_tokens": "Tokens behind the window that are not reclaimed yet",
 }
 
 COUNTERS: dict[str, str] = {
     "evicted_tokens_total": "FULL slots evicted from the tree",
-    "swa_evicted_tokens_total": "SWA slots evicted from the tree",
+    "full_evicted_total": "FULL slots evicted from the tree (the ledger's name)",
+    "swa_evicted_total": "SWA slots evicted from the tree",
     "num_retracted_reqs_total": "Retractions",
-    "tombstoned_tokens_total": "Tree tokens that lost their SWA slots",
-    "healed_tokens_total": "Tombstoned tokens that got SWA slots again",
-    "full_hit_swa_short_tokens_total": "Prompt tokens with FULL data that the SWA window made unusable",
+    "tombstone_created_total": "Tree tokens that lost their SWA slots",
+    "tombstone_healed_total": "Tombstoned tokens that got SWA slots again",
+    "full_hit_swa_short_tokens_total": "Prompt tokens with FULL data that a missing SWA window made unusable",
+    "readmitted_cached_tokens_total": "Cached tokens found when a retracted request came back (no hits)",
     "prompt_tokens_total": "Prompt tokens of admitted requests",
     "generation_tokens_total": "Generated tokens",
     "cached_tokens_total": "Prompt tokens found in the cache at a request's first admission",
@@ -81,6 +84,7 @@ class FrontEndMetrics:
             "num_aborted_requests_total",
         )
         self._counts: dict[str, list[float]] = {name: [0.0] * dp_size for name in names}
+        disable_created_metrics()  # SGLang exposes none
         self.registry = CollectorRegistry()
         self._histograms = {
             name: Histogram(PREFIX + name, text, LABELS, registry=self.registry, buckets=buckets)
@@ -106,7 +110,8 @@ class FrontEndMetrics:
         """Takes a heartbeat's ``stats``. A counter that would go down keeps its value."""
         ranks = stats.get("ranks") or []
         self._gauges = [ranks[r] if r < len(ranks) else {} for r in range(self._dp_size)]
-        for name, value in (stats.get("counters") or {}).items():
+        for given, value in (stats.get("counters") or {}).items():
+            name = given if given.endswith("_total") else given + "_total"
             values = list(value) if isinstance(value, (list, tuple)) else [value]
             values += [0] * (self._dp_size - len(values))
             old = self._scheduler_counters.get(name, [0.0] * self._dp_size)
@@ -143,13 +148,13 @@ class FrontEndMetrics:
         self._histograms[name].labels(self._model, str(rank)).observe(max(0.0, value))
 
     def gauge_values(self) -> Iterator[tuple[str, int, float]]:
-        """(name, rank, value) of every gauge now."""
-        for name, values in self._static.items():
-            yield from ((name, rank, value) for rank, value in enumerate(values))
+        """(name, rank, value) of every gauge now; of a name and rank that come twice, the first counts."""
         for rank, gauges in enumerate(self._gauges):
             for name, value in gauges.items():
-                if name not in self._static and _is_number(value) and name != "cache_hit_rate":
+                if _is_number(value) and name != "cache_hit_rate":
                     yield name, rank, float(value)
+        for name, values in self._static.items():
+            yield from ((name, rank, value) for rank, value in enumerate(values))
         retractions = self._scheduler_counters.get("num_retracted_reqs_total", [])
         for rank, value in enumerate(retractions):
             yield "num_retracted_reqs", rank, value

@@ -100,35 +100,41 @@ class TokenizerManager:
         if state is None:
             logger.warning("output for unknown request %s", out.rid)
             return
-        rank, fresh = out.dp_rank, 0 if state.drop_output else len(out.token_ids)
-        if out.token_ids and state.first_output_at is None:
-            state.first_output_at = now
-            self.metrics.first_output(
-                rank, state.prompt_tokens, out.cached_tokens, now - state.started, out.queue_time
-            )
-        elif fresh:
-            self.metrics.inter_token(rank, now - state.last_output_at, fresh)
+        if state.counted:
+            self._count(state, out, now)
         if out.token_ids:
+            state.first_output_at = state.first_output_at or now
             state.last_output_at = now
-            self.metrics.output(rank, fresh)
         state.apply(out, now)
         if out.finish is not None:
-            self._forget(state)
-            self.metrics.finished(rank, state.latency, out.finish.type == "abort")
-            if self.args.log_requests:
-                logger.info(
-                    "Finish: rid=%s reason=%s prompt=%d cached=%d output=%d latency=%.3fs rank=%d",
-                    out.rid,
-                    out.finish.type,
-                    state.prompt_tokens,
-                    state.cached_tokens,
-                    state.completion_tokens,
-                    state.latency,
-                    rank,
-                )
+            del self._states[out.rid]
+            if state.counted:
+                self.metrics.finished(out.dp_rank, state.latency, out.finish.type == "abort")
+            self._log_finish(state, out.finish.type)
 
-    def _forget(self, state: RequestState) -> None:
-        self._states.pop(state.rid, None)
+    def _count(self, state: RequestState, out: TokenOut, now: float) -> None:
+        """Metrics of one output; a prompt and its hit count at the first output (D70)."""
+        fresh = 0 if state.drop_output else len(out.token_ids)
+        if out.token_ids and state.first_output_at is None:
+            self.metrics.first_output(
+                out.dp_rank, state.prompt_tokens, out.cached_tokens, now - state.started, out.queue_time
+            )
+        elif fresh:
+            self.metrics.inter_token(out.dp_rank, now - state.last_output_at, fresh)
+        self.metrics.output(out.dp_rank, fresh)
+
+    def _log_finish(self, state: RequestState, reason: str) -> None:
+        if self.args.log_requests:
+            logger.info(
+                "Finish: rid=%s reason=%s prompt=%d cached=%d output=%d latency=%.3fs rank=%d",
+                state.rid,
+                reason,
+                state.prompt_tokens,
+                state.cached_tokens,
+                state.completion_tokens,
+                state.latency,
+                state.dp_rank,
+            )
 
     # ---- requests
 
@@ -173,8 +179,13 @@ class TokenizerManager:
         if group is not None:
             self._groups.pop(group, None)
 
-    async def submit(self, request: GenerateReq, drop_output: bool = False) -> RequestState:
-        """Sends one sequence. ``drop_output``: the client asked for 0 tokens; the one that is made is not shown."""
+    async def submit(
+        self, request: GenerateReq, drop_output: bool = False, counted: bool = True
+    ) -> RequestState:
+        """Sends one sequence. ``drop_output``: the client asked for 0 tokens; the one that is made is not shown.
+
+        ``counted`` False keeps the server's own probes out of the metrics.
+        """
         self.require_ready()
         if request.rid in self._states:
             raise RequestError(f"rid {request.rid!r} is in use by another request", param="rid")
@@ -184,7 +195,7 @@ class TokenizerManager:
             detokenizer = IncrementalDetokenizer(
                 self.tokenizer, request.input_ids, params.skip_special_tokens, params.stop
             )
-        state = RequestState(request, detokenizer, drop_output)
+        state = RequestState(request, detokenizer, drop_output, counted)
         self._states[request.rid] = state
         if self.args.log_requests:
             logger.info(
@@ -293,7 +304,7 @@ class TokenizerManager:
         if self.fatal is not None:
             return
         self.fatal = reason
-        logger.critical("the scheduler died:\n%s", reason)
+        logger.critical("the scheduler died: %s", reason.strip().splitlines()[-1])
         error = RequestError("the scheduler has died; the server is shutting down", 500)
         for state in self._states.values():
             state.fail(error)

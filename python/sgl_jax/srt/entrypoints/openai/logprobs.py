@@ -71,4 +71,5 @@ class CompletionLogprobs:
         row = {token_text(self._manager, t): finite(v) for v, t in (top or [])[:count]}
         made["top_logprobs"].append(None if value is None else row or {text: finite(value)})
         made["text_offset"].append(self._offset)
-        self._offset += len(self._manager.decode([token]))
+        skip = self._state.request.sampling.skip_special_tokens
+        self._offset += len(self._manager.decode([token], skip))
