@@ -1,4 +1,4 @@
-"""Page geometry of growing sequences: which slots a batch of extends or decodes gets. Pure, vectorised.
+"""Page geometry of growing sequences: which slots a batch of extends gets. Pure, vectorised, no loop per page or sequence.
 
 One sequence that grows from ``prefix`` to ``seq`` tokens::
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sgl_jax.srt.mem_cache.allocator.base import IntVector
 from sgl_jax.srt.mem_cache.allocator.rank_pool import IntArray, as_indices, empty_ids
-from sgl_jax.srt.mem_cache.page import ceil_page, num_pages
+from sgl_jax.srt.mem_cache.page import ceil_page
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -52,47 +52,26 @@ def plan_extend(
     prefix, seq, last = as_indices(prefix_lens), as_indices(seq_lens), as_indices(last_loc)
     if not prefix.size == seq.size == last.size:
         raise ValueError(
-            f"prefix_lens, seq_lens and last_loc must have one entry per sequence, got {prefix.size}, {seq.size}, {last.size}"
+            f"prefix_lens, seq_lens and last_loc need one entry per sequence, got {prefix.size}, {seq.size}, {last.size}"
         )
-    if seq.size == 1:
-        return _plan_one(prefix, seq, last, num_tokens, page_size)
     grown = seq - prefix
     if seq.size and int(grown.min()) < 0:
-        raise ValueError(f"seq_lens must not be smaller than prefix_lens: {seq.tolist()} < {prefix.tolist()}")
+        raise ValueError(f"seq_lens {seq.tolist()} must not be smaller than prefix_lens {prefix.tolist()}")
     total = int(grown.sum())
-    _check_total(total, num_tokens)
+    if total != num_tokens:
+        raise ValueError(f"extend_num_tokens={num_tokens}, but seq_lens - prefix_lens sums to {total}")
     fill = np.minimum(grown, -prefix % page_size)
     pages = -(-seq // page_size) - -(-prefix // page_size)
     return ExtendPlan(prefix, seq, last, fill, pages, total, int(pages.sum()), page_size)
 
 
-def _plan_one(prefix: IntArray, seq: IntArray, last: IntArray, num_tokens: int, page_size: int) -> ExtendPlan:
-    start, end = int(prefix[0]), int(seq[0])
-    if end < start:
-        raise ValueError(f"seq_lens must not be smaller than prefix_lens: {end} < {start}")
-    _check_total(end - start, num_tokens)
-    fill = min(end, ceil_page(start, page_size)) - start
-    pages = num_pages(end, page_size) - num_pages(start, page_size)
-    fills, counts = np.array([fill], np.int32), np.array([pages], np.int32)
-    return ExtendPlan(prefix, seq, last, fills, counts, end - start, pages, page_size)
-
-
-def _check_total(total: int, num_tokens: int) -> None:
-    if total != num_tokens:
-        raise ValueError(f"extend_num_tokens={num_tokens} but seq_lens - prefix_lens sums to {total}")
+def fill_len(prefix: int, seq: int, page_size: int) -> int:
+    """Tokens one sequence takes from its half-filled page when it grows from ``prefix`` to ``seq``."""
+    return min(seq, ceil_page(prefix, page_size)) - prefix
 
 
 def extend_slots(plan: ExtendPlan, pages: IntArray) -> IntArray:
     """Slots of all new tokens, sequence by sequence. ``pages``: the ``plan.new_pages`` new page ids, in order."""
-    page_size = plan.page_size
-    if plan.seq.size == 1:
-        fill = int(plan.fill[0])
-        out = np.empty((plan.total,), np.int32)
-        if fill:
-            first = int(plan.last_loc[0]) + 1
-            out[:fill] = np.arange(first, first + fill, dtype=np.int32)
-        out[fill:] = page_slots(pages, page_size)[: plan.total - fill]
-        return out
     if plan.total == 0:
         return empty_ids()
     # Segments in output order: each sequence's fill, then its pages; the last page may be short.
@@ -101,14 +80,25 @@ def extend_slots(plan: ExtendPlan, pages: IntArray) -> IntArray:
     is_page = np.ones((int(ends[-1]),), np.bool_)
     is_page[fill_at] = False
     starts = np.empty((is_page.size,), np.int32)
-    lengths = np.full((is_page.size,), page_size, np.int32)
-    starts[is_page] = pages * page_size
-    lengths[fill_at + plan.pages] -= -plan.seq % page_size
+    lengths = np.full((is_page.size,), plan.page_size, np.int32)
+    starts[is_page] = pages * plan.page_size
+    lengths[fill_at + plan.pages] -= -plan.seq % plan.page_size
     starts[fill_at] = plan.last_loc + 1
     lengths[fill_at] = plan.fill
     offsets = np.cumsum(lengths) - lengths
     slots: IntArray = np.repeat(starts - offsets, lengths).astype(np.int32)
     slots += np.arange(plan.total, dtype=np.int32)
+    return slots
+
+
+def run_slots(last_loc: int, fill: int, pages: IntArray, total: int, page_size: int) -> IntArray:
+    """:func:`extend_slots` for one sequence: ``fill`` slots after ``last_loc``, then ``pages``, ``total`` in all."""
+    whole = page_slots(pages, page_size)
+    if fill == 0:
+        return whole[:total]
+    slots = np.empty((total,), np.int32)
+    slots[:fill] = np.arange(last_loc + 1, last_loc + 1 + fill, dtype=np.int32)
+    slots[fill:] = whole[: total - fill]
     return slots
 
 

@@ -22,19 +22,32 @@ class NamedPages(NamedTuple):
     partial: IntArray
 
 
+def whole_pages(indices: IntArray, page_size: int) -> IntArray | None:
+    """Pages of ``indices`` when they are runs of whole pages, offset 0 first; None for anything else.
+
+    That is what rows and tree nodes hold; it costs one comparison and knows nothing of the pool.
+    """
+    if indices.size % page_size:
+        return None
+    first = indices[::page_size]
+    expected = first[:, None] + np.arange(page_size, dtype=np.int32)
+    matches = np.count_nonzero(indices.reshape(-1, page_size) == expected)
+    if matches != indices.size or np.count_nonzero(first % page_size):
+        return None
+    pages: IntArray = first // page_size
+    return pages
+
+
 def named_pages(indices: IntArray, page_size: int, live_tokens: LiveTokens) -> NamedPages:
     """Sort the pages of in-range ``indices`` into complete and partial ones; a page without live tokens is complete.
 
-    Runs of whole pages, which is what rows and tree nodes hold, cost one comparison; a remainder (a short last page,
-    single tokens, any order) is looked up page by page of that remainder. Nothing depends on the pool.
+    Whole pages first and a short last page, the shape of a request's tail, cost two comparisons; any other order is
+    looked up page by page of the indices. Nothing depends on the pool.
     """
     body = indices.size - indices.size % page_size
-    rows = indices[:body].reshape(-1, page_size)
-    first = rows[:, 0]
-    offsets = np.arange(page_size, dtype=np.int32)
-    if not bool((first % page_size == 0).all()) or not bool((rows == first[:, None] + offsets).all()):
+    whole = whole_pages(indices[:body], page_size)
+    if whole is None:
         return _lookup(indices, page_size, live_tokens)
-    whole = first // page_size
     rest = indices[body:]
     if rest.size == 0:
         return NamedPages(whole, empty_ids())
@@ -47,7 +60,7 @@ def named_pages(indices: IntArray, page_size: int, live_tokens: LiveTokens) -> N
 
 def _lookup(indices: IntArray, page_size: int, live_tokens: LiveTokens) -> NamedPages:
     of_token = indices // page_size
-    if bool((of_token == of_token[0]).all()):
+    if np.count_nonzero(of_token == of_token[0]) == of_token.size:
         pages, row = of_token[:1], np.zeros((indices.size,), np.intp)
     else:
         pages, row = np.unique(of_token, return_inverse=True)

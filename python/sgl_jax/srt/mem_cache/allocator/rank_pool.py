@@ -196,20 +196,21 @@ class RankPool:
             return ids
         try:
             # A negative id becomes a huge unsigned one, so one bounds check covers both ends.
-            states = self.state[ids.view(np.uint32)]
+            states = self.state.take(ids.view(np.uint32))
         except IndexError:
             ids = self._in_range(ids, strict)
             return self.owned(ids, strict)
-        if not bool((states == ALLOCATED).all()):
+        live = states == ALLOCATED
+        if np.count_nonzero(live) != n:
             if strict:
                 self._refuse_free(ids, states)
-            ids = ids[states == ALLOCATED]
+            ids = ids[live]
         return self.distinct(ids)
 
     def distinct(self, ids: IntArray) -> IntArray:
         """In-range ids without duplicates: O(len), no sort."""
         n = ids.size
-        if n < 2 or bool((ids[1:] > ids[:-1]).all()):
+        if n < 2 or np.count_nonzero(ids[1:] > ids[:-1]) == n - 1:
             return ids
         order = np.arange(n, dtype=np.int32)
         self._scratch[ids] = order  # the last mention wins

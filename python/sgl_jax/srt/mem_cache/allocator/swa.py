@@ -16,13 +16,14 @@ one by one, also inside a group: two calls that name half a page each release no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sgl_jax.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator, IntVector
-from sgl_jax.srt.mem_cache.allocator.extend import plan_extend
+from sgl_jax.srt.mem_cache.allocator.extend import fill_len, plan_extend
 from sgl_jax.srt.mem_cache.allocator.mapping import RankMapping
 from sgl_jax.srt.mem_cache.allocator.named_pages import BoolArray, LiveTokens, named_pages
 from sgl_jax.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
@@ -146,16 +147,12 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
     def alloc(self, need_size: int, dp_rank: int | None = None) -> IntArray | None:
         """All or nothing over both pools. On failure both pools and the mapping are byte for byte as before."""
         rank = self.rank_of(dp_rank)
-        full = self.full_attn_allocator
-        mark = full.mark(rank)
-        full_slots = full.alloc(need_size, dp_rank=rank)
-        if full_slots is None:
+        full_slots, swa_slots = self._both(
+            rank, lambda pool, _: pool.alloc(need_size, dp_rank=rank), (empty_ids(), empty_ids())
+        )
+        if full_slots is None or swa_slots is None:
             return None
-        swa_slots = self.swa_attn_allocator.alloc(need_size, dp_rank=rank)
-        if swa_slots is None:
-            full.rewind(rank, mark)
-            return None
-        self._maps[rank].write(full_slots, swa_slots)
+        self._maps[rank].write_run(full_slots, swa_slots, 0)
         return full_slots
 
     def alloc_extend(
@@ -172,24 +169,41 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         is gone: continuing would write into reserved page 0 (rule 7). At page size 1 this is ``alloc``.
         """
         rank = self.rank_of(dp_rank)
+        if len(seq_lens) == 1 and self.page_size > 1:
+            return self._extend_one(prefix_lens, seq_lens, last_loc, extend_num_tokens, rank)
         plan = plan_extend(prefix_lens, seq_lens, last_loc, extend_num_tokens, self.page_size)
-        full, swa = self.full_attn_allocator, self.swa_attn_allocator
-        if isinstance(full, TokenToKVPoolAllocator):
+        if self.page_size == 1:
             return self.alloc(plan.total, rank)
         swa_last = self._swa_last_loc(plan.last_loc, plan.continues(), rank)
-        mark = full.mark(rank)
-        full_slots = full.extend_planned(plan, rank)
-        if full_slots is None:
-            return None
-        swa_slots = swa.alloc_extend(plan.prefix, plan.seq, swa_last, plan.total, dp_rank=rank)
-        if swa_slots is None:
-            full.unextend(rank, mark, plan)
+        full_slots, swa_slots = self._both(
+            rank,
+            lambda pool, last: pool.alloc_extend(plan.prefix, plan.seq, last, plan.total, dp_rank=rank),
+            (plan.last_loc, swa_last),
+        )
+        if full_slots is None or swa_slots is None:
             return None
         mapping = self._maps[rank]
-        if plan.new_pages:  # a short last page may carry entries of an earlier life (D03)
+        if plan.new_pages:
             ends = np.cumsum(plan.seq - plan.prefix)[plan.pages > 0]
-            mapping.clear_pages(full_slots[ends - 1] // self.page_size)
+            mapping.wipe_pages(full_slots[ends - 1] // self.page_size)
         mapping.write(full_slots, swa_slots)
+        return full_slots
+
+    def _extend_one(
+        self, prefix_lens: IntVector, seq_lens: IntVector, last_loc: IntVector, num_tokens: int, rank: int
+    ) -> IntArray | None:
+        """:meth:`alloc_extend` for one sequence: the mapping is written by pages, not by tokens."""
+        fill = fill_len(int(prefix_lens[0]), int(seq_lens[0]), self.page_size)
+        last = as_indices(last_loc)
+        swa_last = self._swa_last_loc(last, np.array([fill > 0]), rank) if fill > 0 else last
+        full_slots, swa_slots = self._both(
+            rank,
+            lambda pool, last_of: pool.alloc_extend(prefix_lens, seq_lens, last_of, num_tokens, dp_rank=rank),
+            (last, swa_last),
+        )
+        if full_slots is None or swa_slots is None:
+            return None
+        self._maps[rank].write_run(full_slots, swa_slots, fill)
         return full_slots
 
     def alloc_decode(
@@ -198,28 +212,45 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         """One FULL slot per sequence with its SWA slot; pages only where a sequence crosses one. As ``alloc_extend``."""
         rank = self.rank_of(dp_rank)
         seq, last = as_indices(seq_lens), as_indices(last_loc)
-        full, swa = self.full_attn_allocator, self.swa_attn_allocator
-        if isinstance(full, TokenToKVPoolAllocator):
+        if self.page_size == 1:
             return self.alloc(seq.size, rank)
         crosses = (seq - 1) % self.page_size == 0
         swa_last = self._swa_last_loc(last, ~crosses, rank)
-        mark = full.mark(rank)
-        full_slots = full.alloc_decode(seq, last, dp_rank=rank)
-        if full_slots is None:
-            return None
-        swa_slots = swa.alloc_decode(seq, swa_last, dp_rank=rank)
-        if swa_slots is None:
-            full.undecode(rank, mark, seq, last)
+        full_slots, swa_slots = self._both(
+            rank, lambda pool, last_of: pool.alloc_decode(seq, last_of, dp_rank=rank), (last, swa_last)
+        )
+        if full_slots is None or swa_slots is None:
             return None
         mapping = self._maps[rank]
         fresh = full_slots[crosses]
         if fresh.size:
-            mapping.clear_pages(fresh // self.page_size)
+            mapping.wipe_pages(fresh // self.page_size)
         mapping.write(full_slots, swa_slots)
         return full_slots
 
+    def _both(
+        self,
+        rank: int,
+        take: Callable[[SubAllocator, IntArray], IntArray | None],
+        last_locs: tuple[IntArray, IntArray],
+    ) -> tuple[IntArray | None, IntArray | None]:
+        """``take`` from FULL, then from SWA; when SWA is short or raises, FULL is as before, byte for byte (rule 5)."""
+        full = self.full_attn_allocator
+        mark = full.mark(rank)
+        full_slots = take(full, last_locs[0])
+        swa_slots = None
+        if full_slots is not None:
+            try:
+                swa_slots = take(self.swa_attn_allocator, last_locs[1])
+            finally:
+                if swa_slots is None:
+                    full.rewind(rank, mark)
+        return full_slots, swa_slots
+
     def _swa_last_loc(self, last_loc: IntArray, continues: BoolArray, rank: int) -> IntArray:
         swa_last = self._maps[rank].read(last_loc)
+        if np.count_nonzero(swa_last) == swa_last.size:
+            return swa_last
         unmapped = continues & (swa_last == 0)
         if unmapped.any():
             raise UnmappedSlotError(
@@ -239,7 +270,7 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
             return
         units = self._named(indices, rank, self._live_either(rank))
         full_owned = self.full_attn_allocator.owned_units(units, rank)
-        self._release_swa(units, rank)
+        self._release_swa(units, rank, keep_full=False)
         self._release_full(full_owned, indices, rank)
 
     def free_full(self, full_indices: npt.ArrayLike, *, dp_rank: int | None = None) -> None:
@@ -259,7 +290,7 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         rank = self.rank_of(dp_rank)
         indices = self._usable(free_index, rank)
         if indices.size:
-            self._release_swa(self._named(indices, rank, self._live_swa(rank)), rank)
+            self._release_swa(self._named(indices, rank, self._live_swa(rank)), rank, keep_full=True)
 
     def transfer_swa_mapping(
         self, source_full: npt.ArrayLike, target_full: npt.ArrayLike, *, dp_rank: int | None = None
@@ -290,19 +321,22 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
             return
         if not self.is_not_in_free_group:
             self.full_attn_allocator.free_group[rank].append(indices)
+        self._maps[rank].forget_held(owned)
         self.full_attn_allocator.surrender_units(owned, rank)
 
-    def _release_swa(self, units: IntArray, rank: int) -> None:
+    def _release_swa(self, units: IntArray, rank: int, *, keep_full: bool) -> None:
         if units.size == 0:
             return
         mapping, swa = self._maps[rank], self.swa_attn_allocator
-        targets = mapping.swa_pages(units)
-        mapped = targets if targets.all() else targets[targets > 0]
-        if mapped.size == 0:
+        targets = mapping.swa_units(units)
+        mapped = np.count_nonzero(targets)
+        if mapped == 0:
             return
+        if mapped != targets.size:
+            units, targets = units[targets > 0], targets[targets > 0]
         # FULL units named twice are one surrender, not a double free of the SWA unit.
-        owned = swa.owned_units(mapped, rank)
-        mapping.clear_pages(units)
+        owned = swa.owned_units(targets, rank)
+        mapping.clear_pages(units, keep_full)
         swa.surrender_units(owned, rank)
 
     def _limit(self) -> int:
@@ -337,22 +371,15 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         return complete
 
     def _live_full(self, rank: int) -> LiveTokens:
-        def live(pages: IntArray) -> BoolArray:
-            full = self.full_attn_allocator
-            allocated = full.units_allocated(pages, rank)[:, None]
-            if isinstance(full, TokenToKVPoolAllocator):
-                return allocated
-            mask: BoolArray = (np.arange(self.page_size) < full.filled(rank)[pages][:, None]) & allocated
-            return mask
-
-        return live
+        full, mapping = self.full_attn_allocator, self._maps[rank]
+        return lambda pages: mapping.held_rows(pages) & full.units_allocated(pages, rank)[:, None]
 
     def _live_swa(self, rank: int) -> LiveTokens:
-        return lambda pages: self._maps[rank].rows(pages) != 0
+        return self._maps[rank].mapped_rows
 
     def _live_either(self, rank: int) -> LiveTokens:
-        full, swa = self._live_full(rank), self._live_swa(rank)
-        return lambda pages: full(pages) | swa(pages)
+        full, mapping = self._live_full(rank), self._maps[rank]
+        return lambda pages: full(pages) | mapping.mapped_rows(pages)
 
     # -- mapping queries -------------------------------------------------------------------------------------------
 
@@ -406,6 +433,5 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         full, swa = self.full_attn_allocator, self.swa_attn_allocator
         found = [*full.check(), *swa.check()]
         for rank, mapping in enumerate(self._maps):
-            filled = None if isinstance(full, TokenToKVPoolAllocator) else full.filled(rank)
-            found += mapping.check(full.allocated_mask(rank), swa.allocated_mask(rank), filled)
+            found += mapping.check(full.allocated_mask(rank), swa.allocated_mask(rank))
         return found

@@ -48,7 +48,7 @@ def check_transfer(source: IntArray, target: IntArray, view: TransferView) -> In
     for name, side in (("source", pairs[:, 0]), ("target", pairs[:, 1])):
         ordered = np.sort(side)
         _refuse(f"{where}: {name} pages would be torn apart", ordered[1:][ordered[1:] == ordered[:-1]])
-    mapped = mapping.rows(pairs[:, 1]).any(axis=1)
+    mapped = mapping.mapped_rows(pairs[:, 1]).any(axis=1)
     _refuse(f"{where}: target pages are partly mapped", pairs[mapped, 1])
     return pages
 
