@@ -1,0 +1,162 @@
+"""Idle means nothing waiting, seated or in flight. On every busy -> idle edge the books must balance, slot by slot.
+
+The counter checks run on every edge and are cheap; the full ledger audit runs once per edge (DECISIONS 14). A violation writes
+a crash bundle and raises: a server that lost track of its memory must not go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sgl_jax.srt.managers.kv_memory import KVMemory
+from sgl_jax.srt.managers.overlap import Pipeline
+from sgl_jax.srt.managers.roster import Roster
+from sgl_jax.srt.mem_cache.errors import LedgerViolationError, Violation
+from sgl_jax.srt.mem_cache.ledger import audit_cache, write_crash_bundle
+
+logger = logging.getLogger(__name__)
+
+
+class IdleMonitor:
+    """Watches for the busy -> idle edge. ``crash_dir``: where bundles go; ``resolved_args``: what they record."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        memory: KVMemory,
+        pipeline: Pipeline,
+        *,
+        crash_dir: str | Path = "crash-bundles",
+        resolved_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._roster = roster
+        self._memory = memory
+        self._pipeline = pipeline
+        self._crash_dir = Path(crash_dir)
+        self._resolved_args = dict(resolved_args or {})
+        self._was_busy = False
+        self.became_idle: Callable[[], None] = lambda: None
+
+    @property
+    def memory(self) -> KVMemory:
+        return self._memory
+
+    # -------------------------------------------------------------------------------------------------------------- state
+    def is_fully_idle(self) -> bool:
+        """Nothing waiting, seated, chunked, or launched and not processed (D34)."""
+        return self._roster.is_empty() and len(self._pipeline) == 0
+
+    def pending(self) -> list[str]:
+        """What keeps the scheduler from being idle, in words."""
+        roster = self._roster
+        chunked = sum(req is not None for req in roster.chunked)
+        counts = (
+            (roster.queued_count, "queued request(s)"),
+            (roster.running_count - chunked, "running request(s)"),
+            (chunked, "request(s) between prefill chunks"),
+            (len(self._pipeline), "launched step(s) not processed yet"),
+        )
+        return [f"{count} {what}" for count, what in counts if count]
+
+    def observe(self, busy: bool) -> None:
+        """Call once per loop turn; runs the checks on the edge from busy to idle. Raises LedgerViolationError."""
+        if busy:
+            self._was_busy = True
+        elif self._was_busy and self.is_fully_idle():
+            self._was_busy = False
+            self.on_idle()
+
+    def on_idle(self) -> None:
+        self.check_memory()
+        self.audit(require_idle=True)
+        self.became_idle()
+
+    # ------------------------------------------------------------------------------------------------------------- checks
+    def check_memory(self) -> None:
+        """Counters only. Raises ValueError starting with ``[dp=r][pool]`` for the first bound that is broken, and for held rows."""
+        for rank in range(self._roster.dp_size):
+            self._check_pool(rank, "full")
+            if self._memory.hybrid:
+                self._check_pool(rank, "swa")
+        rows = self._memory.rows
+        if rows.available_size() != rows.size:
+            raise ValueError(
+                f"{rows.size - rows.available_size()} of {rows.size} request rows are held while idle"
+            )
+
+    def _check_pool(self, rank: int, pool: str) -> None:
+        memory = self._memory
+        capacity = getattr(memory.capacity(rank), pool)
+        available = getattr(memory.available(rank), pool)
+        evictable = getattr(memory.evictable(rank), pool)
+        protected = getattr(memory.protected(rank), pool)
+        where, page = f"[dp={rank}][{pool}]", memory.page_size
+        if capacity % page or available % page:
+            raise ValueError(
+                f"{where} capacity={capacity} and available={available} must be page-aligned ({page})"
+            )
+        if not 0 <= available <= capacity:
+            raise ValueError(f"{where} available={available} is outside [0, {capacity}]")
+        owned, reserved = evictable + protected, capacity - available
+        if owned > reserved:
+            raise ValueError(
+                f"{where} owned={owned}, reserved_capacity={reserved}: more slots have owners than are taken"
+            )
+        if owned < reserved // page:
+            raise ValueError(
+                f"{where} owned={owned}, reserved_pages={reserved // page}: taken pages without an owner"
+            )
+
+    def audit(self, *, require_idle: bool) -> None:
+        """The full ownership check of every rank. Writes a crash bundle and raises LedgerViolationError on a violation."""
+        found = self.violations(require_idle=require_idle)
+        if not found:
+            return
+        bundle = self._write_bundle()
+        error = LedgerViolationError(found, f"KV ownership broken; crash bundle in {bundle}")
+        logger.critical("%s", error)
+        raise error
+
+    def violations(self, *, require_idle: bool) -> list[Violation]:
+        found: list[Violation] = []
+        for part in (self._memory.allocator, self._memory.cache):
+            check = getattr(part, "check", None)
+            if check is not None:
+                found.extend(check())
+        if self._memory.hybrid:
+            for rank in range(self._roster.dp_size):
+                live = self._roster.live_requests(rank)
+                found.extend(audit_cache(self._memory.cache, rank, live, require_idle=require_idle))
+        elif require_idle:
+            found.extend(self._plain_leaks())
+        return found
+
+    def _plain_leaks(self) -> list[Violation]:
+        """Models without a window pool: available + evictable == capacity, nothing protected."""
+        found = []
+        for rank in range(self._roster.dp_size):
+            capacity = self._memory.capacity(rank).full
+            available, evictable = self._memory.available(rank).full, self._memory.evictable(rank).full
+            protected = self._memory.protected(rank).full
+            if protected or available + evictable != capacity:
+                detail = f"capacity {capacity}, available {available}, evictable {evictable}, protected {protected}"
+                found.append(Violation("idle_balance", rank, "full", detail))
+        return found
+
+    def _write_bundle(self) -> Path:
+        memory = self._memory
+        snapshots = []
+        if memory.hybrid:
+            for rank in range(self._roster.dp_size):
+                live = self._roster.live_requests(rank)
+                snapshots.append(memory.cache.cache_ledger_snapshot(rank, live))
+        try:
+            tree = str(memory.cache.pretty_print())
+        except NotImplementedError as error:
+            tree = str(error)
+        return write_crash_bundle(
+            self._crash_dir, snapshots, tree, list(memory.operations), self._resolved_args
+        )
