@@ -1,7 +1,6 @@
 """JAX's persistent compilation cache: where it lives, and when it must stay off.
 
-The folder is ``--compilation-cache-dir``, else ``SGL_JAX_CACHE_DIR``, else JAX's own setting (``JAX_COMPILATION_CACHE_DIR``),
-else ``~/.cache/sgl-jax``. A folder of ours (all but JAX's own setting) gets a subfolder per JAX version and machine kind, because XLA's CPU code is only valid for the processor features it
+The folder is ``SGL_JAX_CACHE_DIR``, else JAX's own setting (``JAX_COMPILATION_CACHE_DIR``), else ``~/.cache/sgl-jax``. A folder of ours (all but JAX's own setting) gets a subfolder per JAX version and machine kind, because XLA's CPU code is only valid for the processor features it
 was compiled for and a home folder may be shared between machines.
 """
 
@@ -35,9 +34,9 @@ def _machine_key() -> str:
     return hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:8]
 
 
-def cache_folder(base: str | None) -> Path:
-    """Subfolder of ``base`` (None: ``SGL_JAX_CACHE_DIR``, else ``~/.cache/sgl-jax``) for this JAX and machine."""
-    chosen = base or os.environ.get(CACHE_DIR_VARIABLE)
+def cache_folder() -> Path:
+    """Subfolder of ``SGL_JAX_CACHE_DIR``, else of ``~/.cache/sgl-jax``, for this JAX and machine."""
+    chosen = os.environ.get(CACHE_DIR_VARIABLE)
     root = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "sgl-jax"
     return root / f"xla-jax{jax.__version__}-{platform.machine()}-{_machine_key()}"
 
@@ -47,12 +46,11 @@ def starts_at_first_device(devices: Sequence[Any]) -> bool:
     return [d.id for d in devices] == [d.id for d in jax.devices(devices[0].platform)[: len(devices)]]
 
 
-def enable_compile_cache(devices: Sequence[Any], base: str | None = None) -> Path | None:
+def enable_compile_cache(devices: Sequence[Any]) -> Path | None:
     """Switch the persistent cache on for a mesh over ``devices``. Returns the folder, or None when the cache is off.
 
-    ``base``: the value of ``--compilation-cache-dir``. Idempotent. Off, with a log line that says why, for a device subset that
-    does not start at the platform's first device (a warm read for such a subset crashes the TPU runtime, D73), and where the
-    folder cannot be made.
+    Idempotent. Off, with a log line that says why, for a device subset that does not start at the platform's first device
+    (a warm read for such a subset crashes the TPU runtime, D73), and where the folder cannot be made.
     """
     if not starts_at_first_device(devices):
         jax.config.update("jax_enable_compilation_cache", False)
@@ -63,10 +61,10 @@ def enable_compile_cache(devices: Sequence[Any], base: str | None = None) -> Pat
         )
         return None
     preset = jax.config.jax_compilation_cache_dir
-    if base in (None, preset) and preset and not os.environ.get(CACHE_DIR_VARIABLE):
+    if preset and not os.environ.get(CACHE_DIR_VARIABLE):
         folder = Path(preset)
     else:
-        folder = cache_folder(base)
+        folder = cache_folder()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
