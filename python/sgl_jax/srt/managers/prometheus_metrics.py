@@ -84,7 +84,7 @@ class FrontEndMetrics:
             "num_aborted_requests_total",
         )
         self._counts: dict[str, list[float]] = {name: [0.0] * dp_size for name in names}
-        disable_created_metrics()  # SGLang exposes none
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._histograms = {
             name: Histogram(PREFIX + name, text, LABELS, registry=self.registry, buckets=buckets)

@@ -32,12 +32,13 @@ class RunningServer:
     def __init__(self, module: str, *flags: str, model: Path = GEMMA4) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._log = tempfile.NamedTemporaryFile(prefix="server-", suffix=".log")
+        descriptor, name = tempfile.mkstemp(prefix="server-", suffix=".log")
+        self._log = Path(name)
         command = [sys.executable, "-m", module, "--model-path", str(model), "--port", str(self.port)]
         command += ["--served-model-name", "tiny", *flags]
-        self.process = subprocess.Popen(
-            command, stdout=self._log, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-        )
+        env = os.environ | {"PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(command, stdout=descriptor, stderr=subprocess.STDOUT, env=env)
+        os.close(descriptor)
         self.client = httpx.Client(base_url=self.url, timeout=60)
 
     def wait_ready(self, seconds: float) -> RunningServer:
@@ -49,11 +50,10 @@ class RunningServer:
                 if self.client.get("/ready").status_code == 200:
                     return self
             time.sleep(0.1)
-        self.kill()
         raise RuntimeError(f"not ready after {seconds} s:\n{self.log()}")
 
     def log(self) -> str:
-        return Path(self._log.name).read_text(errors="replace")
+        return self._log.read_text(errors="replace")
 
     def post(self, path: str, body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
@@ -71,6 +71,7 @@ class RunningServer:
     def kill(self) -> None:
         """Ends the server whatever its state. Idempotent."""
         self.client.close()
+        self._log.unlink(missing_ok=True)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)

@@ -37,9 +37,14 @@ class RequestState:
     """
 
     def __init__(
-        self, request: GenerateReq, detokenizer: IncrementalDetokenizer | None, drop_output: bool
+        self,
+        request: GenerateReq,
+        detokenizer: IncrementalDetokenizer | None,
+        drop_output: bool,
+        counted: bool,
     ) -> None:
         self.request = request
+        self.counted = counted
         self.drop_output = drop_output
         self.output_ids: list[int] = []
         self.logprobs = Logprobs()
