@@ -39,4 +39,6 @@ def pytest_runtest_makereport(item, call):
     nodeid = f"{path if path.startswith('python/') else 'python/sgl_jax/test/' + path}::{name}"
     if nodeid not in _allowed_skips():
         report.outcome = "failed"
-        report.longrepr = f"{nodeid} was skipped or xfailed, and test/manifests/skip_allowlist.toml does not list it"
+        report.longrepr = (
+            f"{nodeid} was skipped or xfailed, and test/manifests/skip_allowlist.toml does not list it"
+        )

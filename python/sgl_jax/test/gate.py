@@ -50,7 +50,17 @@ def main(argv: list[str] | None = None) -> int:
     if wrong:
         print("\n".join(f"{args.manifest}: {line}" for line in wrong), file=sys.stderr)
         return 2
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(args.workers), "--dist", "loadgroup", "--durations=15"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        str(args.workers),
+        "--dist",
+        "loadgroup",
+        "--durations=15",
+    ]
     return subprocess.run([*command, *args.pytest_args, *paths], check=False).returncode
 
 
