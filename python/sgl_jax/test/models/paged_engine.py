@@ -53,9 +53,17 @@ class PagedEngine:
     """Runs steps of ``(sequence, new token ids)`` over a ``(dp, tp)`` mesh. ``pages_per_rank`` bounds each pool."""
 
     def __init__(
-        self, config: ModelConfig, page: int, tokens: int = 320, seqs: int = 4, dp: int = 1, tp: int = 1
+        self,
+        config: ModelConfig,
+        page: int,
+        tokens: int = 320,
+        seqs: int = 4,
+        max_len: int = 512,
+        dp: int = 1,
+        tp: int = 1,
     ) -> None:
         self.config, self.page, self.tokens, self.seqs, self.dp = config, page, tokens, seqs, dp
+        self.max_len = max_len
         devices = np.array(jax.devices()[: dp * tp], dtype=object).reshape(dp, tp)
         self.mesh = Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
         model = load_model(config, self.mesh)
@@ -66,7 +74,7 @@ class PagedEngine:
             return nnx.merge(graph, weights)(inputs, kv)
 
         self._step = step
-        self.reset(pages_per_rank=-(-1600 // page) + 8)
+        self.reset(pages_per_rank=seqs * (max_len // page + 1))
 
     def reset(self, pages_per_rank: int) -> None:
         """Empty pools, fresh page ids."""
@@ -98,7 +106,7 @@ class PagedEngine:
         for rank in ranks:
             limit = self.pages_per_rank
             check_queries(rank, self.page, self.config.sliding_window, limit, limit)
-        per_seq = -(-512 // self.page)
+        per_seq = -(-self.max_len // self.page)
         shape = AttentionShape(
             tokens,
             self.seqs,

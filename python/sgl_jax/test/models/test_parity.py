@@ -13,7 +13,9 @@ from sgl_jax.srt.configs.model_config import ModelConfig
 from sgl_jax.test.models.paged_engine import FAMILIES, REFS, PagedEngine, Sequence, expected
 
 
-@pytest.fixture(scope="module", params=[(f, p) for f in FAMILIES for p in (1, 16, 128)], ids=lambda c: f"{c[0]}-p{c[1]}")
+@pytest.fixture(
+    scope="module", params=[(f, p) for f in FAMILIES for p in (1, 16, 128)], ids=lambda c: f"{c[0]}-p{c[1]}"
+)
 def case(request):
     family, page = request.param
     return PagedEngine(ModelConfig.from_path(REFS / f"{family}-tiny"), page), expected(family)
@@ -42,8 +44,12 @@ def test_decode_logits_token_by_token(case):
     ids, seqs = ref["input_ids"], fresh(engine, 2)
     engine.run([(seqs[0], ids[0, :100]), (seqs[1], ids[1, :90])])
     for step in range(60):
-        rows = engine.run([(seqs[0], ids[0, 100 + step : 101 + step]), (seqs[1], ids[1, 90 + step : 91 + step])])
-        assert_logits(np.concatenate(rows), np.stack([ref["logits"][0, 100 + step], ref["logits"][1, 90 + step]]))
+        rows = engine.run(
+            [(seqs[0], ids[0, 100 + step : 101 + step]), (seqs[1], ids[1, 90 + step : 91 + step])]
+        )
+        assert_logits(
+            np.concatenate(rows), np.stack([ref["logits"][0, 100 + step], ref["logits"][1, 90 + step]])
+        )
 
 
 def test_extend_and_decode_in_one_step(case):

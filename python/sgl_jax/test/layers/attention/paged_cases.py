@@ -67,7 +67,9 @@ class PagedSequences:
 
     def slots(self, seq: int, start: int, end: int) -> np.ndarray:
         position = np.arange(start, end)
-        return (self.pages[seq][position // self.geo.page] * self.geo.page + position % self.geo.page).astype(np.int32)
+        return (self.pages[seq][position // self.geo.page] * self.geo.page + position % self.geo.page).astype(
+            np.int32
+        )
 
     def queries(self, spans: list[tuple[int, int, int]]) -> Queries:
         """``spans``: (sequence, start, end) of the tokens of a step."""
@@ -80,7 +82,9 @@ class PagedSequences:
             full_page_start=np.concatenate([[0], np.cumsum([len(p) for p in owned])]).astype(np.int32),
         )
 
-    def run(self, spans: list[tuple[int, int, int]], block_rows: int, sinks: np.ndarray | None = None) -> np.ndarray:
+    def run(
+        self, spans: list[tuple[int, int, int]], block_rows: int, sinks: np.ndarray | None = None
+    ) -> np.ndarray:
         """One step through the paged path -> [T, q_heads, dv]; updates the pools."""
         step = self.queries(spans)
         check_queries(step, self.geo.page, None, self.num_pages)

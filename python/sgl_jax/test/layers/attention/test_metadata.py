@@ -81,7 +81,8 @@ def test_a_step_that_does_not_fit_is_refused_by_axis(shape, axis):
 
 
 @pytest.mark.parametrize(
-    "tokens, seqs, rows, blocks", [(64, 64, 1, 64), (8, 2, 4, 3), (320, 4, 64, 8), (1, 1, 64, 1), (65, 1, 64, 2)]
+    "tokens, seqs, rows, blocks",
+    [(64, 64, 1, 64), (8, 2, 4, 3), (320, 4, 64, 8), (1, 1, 64, 1), (65, 1, 64, 2)],
 )
 def test_block_bound(tokens, seqs, rows, blocks):
     assert AttentionShape(tokens, seqs, rows, 1).blocks == blocks

@@ -68,7 +68,9 @@ def test_pages_before_the_window_are_never_touched(page):
     assert_close(seqs.run([(0, 3 * W, 3 * W + 1)], 1), seqs.dense([(0, 3 * W, 3 * W + 1)]))
 
 
-@pytest.mark.parametrize("page, length, window", [(1, 393, 128), (16, 393, 128), (128, 393, 128), (16, 40, None)])
+@pytest.mark.parametrize(
+    "page, length, window", [(1, 393, 128), (16, 393, 128), (128, 393, 128), (16, 40, None)]
+)
 def test_every_new_token_is_written(page, length, window):
     """D56: pool contents, not the answer: K/V of all new tokens are in their slots, everything else is as before."""
     seqs = PagedSequences([length], Geometry(page, window=window))
