@@ -127,12 +127,11 @@ def _node_owners(view: RankView, pool: str, slot: int) -> list[SlotOwner]:
     for node in view.nodes:
         value = node.full if pool == "full" else node.swa
         locked = node.full_locked if pool == "full" else node.swa_locked
+        size = 0 if value is None else len(value)
         for at in _positions(value, slot) if value is not None else ():
             state = "protected" if locked else "evictable"
             live = "" if pool == "swa" else (", SWA live" if node.swa is not None else ", SWA tombstone")
-            found.append(
-                SlotOwner("tree", f"node {node.node_id} token {at} of {len(value or ())}, {state}{live}")
-            )
+            found.append(SlotOwner("tree", f"node {node.node_id} token {at} of {size}, {state}{live}"))
     return found
 
 
@@ -206,6 +205,19 @@ def _pool_audit(view: RankView, side: PoolView) -> list[Violation]:
     return found
 
 
+def _offset_audit(view: RankView) -> list[Violation]:
+    """A page's mapping keeps offsets: token i of a FULL page maps to token i of one SWA page (attention reads pages)."""
+    page = view.page_size
+    mapped = np.flatnonzero(view.mapping)
+    wrong = mapped[view.mapping[mapped] % page != mapped % page]
+    heads = view.mapping[mapped // page * page]
+    wrong = np.union1d(wrong, mapped[heads // page != view.mapping[mapped] // page])
+    if not len(wrong):
+        return []
+    detail = f"{len(wrong)} mapped slots do not keep the offset in the page of their first token"
+    return [Violation("mapping_offset", view.rank, "", detail, tuple(int(i) for i in wrong[:_MAX_SLOTS]))]
+
+
 def audit_cache(cache: Any, rank: int, live_reqs: Iterable[Any], *, require_idle: bool) -> list[Violation]:
     """The full check of one rank: the snapshot's rules plus slot-level ownership, which finds faults that cancel out.
 
@@ -220,8 +232,10 @@ def audit_cache(cache: Any, rank: int, live_reqs: Iterable[Any], *, require_idle
         for pool in POOLS:
             held = snapshot[f"{pool}_tree_protected"]
             if held:
-                found.append(Violation("idle_tree_protected", rank, pool, f"{held} slots are locked while idle"))
+                found.append(
+                    Violation("idle_tree_protected", rank, pool, f"{held} slots are locked while idle")
+                )
     view = rank_view(cache, rank, requests)
     for pool in POOLS:
         found.extend(_pool_audit(view, view.pool(pool)))
-    return found
+    return found + _offset_audit(view)

@@ -65,7 +65,7 @@ def write_crash_bundle(
     directory: str | Path,
     ledger: Sequence[Mapping[str, int]],
     tree_text: str,
-    op_log: Sequence[Any],
+    op_log: Iterable[Any],
     resolved_args: Mapping[str, Any],
 ) -> Path:
     """Write ``ledger.json``, ``tree.txt``, ``operations.jsonl`` (last 1,000) and ``args.json`` into a new folder.
@@ -75,7 +75,10 @@ def write_crash_bundle(
     folder = _free_folder(Path(directory))
     (folder / "ledger.json").write_text(json.dumps([dict(s) for s in ledger], indent=2) + "\n")
     (folder / "tree.txt").write_text(tree_text if tree_text.endswith("\n") else tree_text + "\n")
-    lines = [json.dumps(op, default=str) for op in list(op_log)[-MAX_OPERATIONS:]]
+    lines = [
+        json.dumps(op._asdict() if hasattr(op, "_asdict") else op, default=str)
+        for op in list(op_log)[-MAX_OPERATIONS:]
+    ]
     (folder / "operations.jsonl").write_text("".join(f"{line}\n" for line in lines))
     (folder / "args.json").write_text(
         json.dumps(dict(resolved_args), indent=2, default=str, sort_keys=True) + "\n"

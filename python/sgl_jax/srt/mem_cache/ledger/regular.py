@@ -117,7 +117,7 @@ def _all_distinct(pages: IntArray, view: PoolView) -> bool:
 
 
 def _tally(
-    view: PoolView, nodes: list[tuple[IntArray, bool]], owned_by_requests: int, request_pages: int
+    view: PoolView, nodes: list[tuple[IntArray, int]], owned_by_requests: int, request_pages: int
 ) -> PoolTally:
     protected = sum(len(value) for value, locked in nodes if locked)
     return PoolTally(

@@ -17,13 +17,16 @@ _EMPTY: IntArray = np.empty(0, np.int32)
 
 
 class OwnedNode(NamedTuple):
-    """One tree node as the ledger sees it. Arrays are token slots, int32 [node length]; None = that pool owns nothing."""
+    """One tree node as the ledger sees it. Arrays are token slots, int32 [node length]; None = that pool owns nothing.
+
+    Locks: 0 or False = evictable; anything else = protected (a count makes fingerprints sharper).
+    """
 
     node_id: int
     full: IntArray | None
     swa: IntArray | None
-    full_locked: bool
-    swa_locked: bool
+    full_locked: int
+    swa_locked: int
 
 
 class LedgerTree(Protocol):

@@ -6,6 +6,7 @@ allocator. The tree says what was surrendered; :meth:`SWARadixCache._apply` is t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,12 +29,14 @@ from sgl_jax.srt.mem_cache.page import ceil_page, floor_page
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
 from sgl_jax.srt.mem_cache.radix_tree.request_key import build_radix_key
 from sgl_jax.srt.mem_cache.swa_radix_cache.checks import check_tree, print_tree
-from sgl_jax.srt.mem_cache.swa_radix_cache.node import Surrendered, SWATreeNode
+from sgl_jax.srt.mem_cache.swa_radix_cache.node import OpRecord, Surrendered, SWATreeNode
 from sgl_jax.srt.mem_cache.swa_radix_cache.tree import SWARadixTree
 from sgl_jax.srt.mem_cache.window import reclaim_boundary
 
 if TYPE_CHECKING:
     from sgl_jax.srt.mem_cache.ledger.source import OwnedNode
+
+_OP_LOG_LENGTH = 1000
 
 
 class SWARadixCache(BasePrefixCache):
@@ -71,6 +74,7 @@ class SWARadixCache(BasePrefixCache):
         self.page_size = page_size
         self.disable = disable
         self._tree = SWARadixTree(page_size, sliding_window_size)
+        self.op_log: deque[OpRecord] = deque(maxlen=_OP_LOG_LENGTH)
 
     # -------------------------------------------------------------------------------------------------------- state
     def reset(self) -> None:
@@ -172,6 +176,7 @@ class SWARadixCache(BasePrefixCache):
             return MatchResult(np.empty((0,), np.int64), root, root, root)
         path = self._tree.descend(key)
         accepted = path if params.full_only else path[: self._tree.valid_prefix(path)]
+        self._log("match", key.dp_rank or 0, len(key), accepted[-1].end if accepted else 0, params.req)
         if not accepted:
             return MatchResult(np.empty((0,), np.int64), root, root, root)
         last = accepted[-1]
@@ -194,6 +199,7 @@ class SWARadixCache(BasePrefixCache):
             key, np.asarray(value, np.int32), params.prev_prefix_len, params.swa_evicted_seqlen
         )
         self._apply(out, key.dp_rank or 0)
+        self._log("insert", key.dp_rank or 0, len(key), matched)
         return matched
 
     def _apply(self, out: Surrendered, rank: int) -> None:
@@ -256,8 +262,9 @@ class SWARadixCache(BasePrefixCache):
             req.prefix_indices = row
             return
         rank = self._rank(getattr(req, "dp_rank", None), "a request")
-        _, last, out = self._tree.insert(key, row[: len(key)], protected, cursor)
+        matched, last, out = self._tree.insert(key, row[: len(key)], protected, cursor)
         self._apply(out, rank)
+        self._log("insert", rank, len(key), matched, req)
         slots = np.concatenate([node.value for node in self._path(last)])
         self.req_to_token_pool.write((req.req_pool_idx, slice(protected, len(slots))), slots[protected:])
         receipt = self.inc_lock_ref(last)
@@ -283,6 +290,11 @@ class SWARadixCache(BasePrefixCache):
         ``pre_len`` is the processed length. The cursor ``swa_evicted_seqlen`` never moves backward.
         """
         rank = self._rank(dp_rank, "evict_req_swa")
+        own = getattr(req, "dp_rank", None)
+        if own is not None and own != rank:
+            raise ValueError(
+                f"evict_req_swa on dp_rank={rank} for a request of dp_rank={own}: pass dp_rank={own}"
+            )
         node = getattr(req, "last_node", None)
         protected = max(int(getattr(req, "cache_protected_len", 0) or 0), node.end if node is not None else 0)
         old, new = reclaim_boundary(
@@ -292,6 +304,7 @@ class SWARadixCache(BasePrefixCache):
             row = self.req_to_token_pool.req_to_token[req.req_pool_idx, old:new]
             self.token_to_kv_pool_allocator.free_swa(np.array(row, np.int32), dp_rank=rank)
             req.swa_evicted_seqlen = new
+            self._log("reclaim", rank, pre_len, new - old, req)
 
     def _free(self, slots: IntArray, rank: int) -> None:
         if len(slots):
@@ -317,6 +330,7 @@ class SWARadixCache(BasePrefixCache):
         if self.disable:
             return IncLockRefResult(delta=0)
         delta, uuid = self._tree.lock(node)
+        self._log("lock", node.rank, node.end, -delta)
         return IncLockRefResult(delta=delta, swa_uuid_for_lock=uuid)
 
     def dec_lock_ref(self, node: SWATreeNode, params: DecLockRefParams | None = None) -> int:
@@ -325,6 +339,7 @@ class SWARadixCache(BasePrefixCache):
             return 0
         delta, out = self._tree.unlock(node, params.swa_uuid_for_lock if params is not None else None)
         self._apply(out, node.rank)
+        self._log("unlock", node.rank, node.end, delta)
         return delta
 
     def evict(self, params: EvictParams) -> EvictResult:
@@ -334,18 +349,20 @@ class SWARadixCache(BasePrefixCache):
         rank = self._rank(params.dp_rank, "evict")
         full, swa, out = self._tree.evict(rank, params.num_tokens, params.swa_num_tokens)
         self._apply(out, rank)
+        self._log("evict", rank, max(params.num_tokens, params.swa_num_tokens), full + swa)
         return EvictResult(num_tokens_evicted=full, swa_num_tokens_evicted=swa)
 
     # -------------------------------------------------------------------------------------------------- observability
     def iter_ledger_nodes(self, dp_rank: int) -> Iterator[OwnedNode]:
         """Tree-owned slots of one rank; the SWA half is the mapped peer of the FULL half."""
+        from sgl_jax.srt.mem_cache.ledger.exact import lookup
         from sgl_jax.srt.mem_cache.ledger.source import OwnedNode, rank_mapping
 
         mapping = rank_mapping(self.token_to_kv_pool_allocator, dp_rank)
         for node in self._tree.nodes():
             if node.rank == dp_rank:
-                swa = None if node.swa_tombstone else mapping[node.value]
-                yield OwnedNode(node.id, node.value, swa, node.full_lock_ref > 0, node.swa_lock_ref > 0)
+                swa = None if node.swa_tombstone else lookup(mapping, node.value)
+                yield OwnedNode(node.id, node.value, swa, node.full_lock_ref, node.swa_lock_ref)
 
     def cache_ledger_snapshot(self, dp_rank: int, live_reqs: Iterable[Any]) -> dict[str, int]:
         """Ownership ledger of one rank (RFC-0035 section 6); read-only."""
@@ -365,6 +382,14 @@ class SWARadixCache(BasePrefixCache):
 
     def pretty_print(self) -> str:
         """Print and return the tree."""
-        text = print_tree(self._tree)
+        text = self.describe()
         print(text)
         return text
+
+    def describe(self) -> str:
+        """The tree as text, one node a line."""
+        return print_tree(self._tree)
+
+    def _log(self, op: str, rank: int, asked: int, got: int, req: Any = None) -> None:
+        """Remember an operation for a crash bundle; ``asked`` and ``got`` are tokens."""
+        self.op_log.append(OpRecord(op, rank, str(getattr(req, "rid", "")), asked, got))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,16 @@ class SWATreeNode:
     @property
     def rank(self) -> int:
         return self.key.dp_rank or 0
+
+
+class OpRecord(NamedTuple):
+    """One operation for crash bundles: ``asked`` and ``got`` are token counts."""
+
+    op: str
+    rank: int
+    rid: str
+    asked: int
+    got: int
 
 
 @dataclass(slots=True)
