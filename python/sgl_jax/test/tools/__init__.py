@@ -1,0 +1,1 @@
+"""Tests of sgl_jax.tools."""
