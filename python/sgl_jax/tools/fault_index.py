@@ -68,7 +68,9 @@ def rewrite(text: str, found: dict[str, list[str]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sgl_jax.tools.fault_index", description="Index of tested faults")
+    parser = argparse.ArgumentParser(
+        prog="python -m sgl_jax.tools.fault_index", description="Index of tested faults"
+    )
     parser.add_argument("--write", action="store_true", help="rewrite the test column of docs/faults.md")
     args = parser.parse_args(argv)
     found, text = index(), DOC.read_text()

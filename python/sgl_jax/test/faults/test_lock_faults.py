@@ -72,9 +72,15 @@ def test_a_skipped_tombstone_that_is_split_and_healed_stays_out_of_the_receipt()
     assert kit.sums() == (0, 10, 0, 6)
     kit.insert(tokens[:6] + seq(2, start=900))
     heal(kit, tokens, 8)
-    assert [(v.start, v.end) for v in kit.views() if v.tokens[0] in (104, 106)] == [(4, 6), (6, 8)]
+    assert {(v.start, v.end) for v in kit.views() if v.tokens[0] < 900} >= {
+        (0, 4),
+        (4, 6),
+        (6, 7),
+        (7, 8),
+        (8, 10),
+    }
     assert kit.match(tokens) == list(range(1, 11))
-    (view,) = [v for v in kit.views() if v.end == 8 and v.tokens == [106, 107]]
+    (view,) = [v for v in kit.views() if v.end == 8 and v.tokens == [107]]
     r2 = (view.node, kit.cache.inc_lock_ref(view.node).to_dec_params())
     assert kit.sums()[3] == 10
     unlock(kit, r1)

@@ -50,15 +50,17 @@ class World:
         self.waiting: list[SimReq] = []
         self.external: list[tuple[int, Any, Any, Receipt]] = []
         self.in_group = False
-        self.steps = 0
+        self.steps = 0  # operations that did something
+        self.serial = 0
         self.counts: dict[str, int] = {}
 
     # ------------------------------------------------------------------ driving
     def step(self, name: str, a: int, b: int, c: int, full_check: bool = True) -> bool:
         """Run ``op_<name>`` and compare everything afterwards."""
         did: bool = getattr(self, f"op_{name}")(a, b, c)
-        self.steps += 1
+        self.serial += 1
         if did:
+            self.steps += 1
             self.counts[name] = self.counts.get(name, 0) + 1
             verify(self, full_check)
         return did
@@ -259,7 +261,7 @@ class World:
         cfg = self.cfg
         rank = a % cfg.dp
         extra = "x" if (a // cfg.dp) % 8 == 7 else None
-        return SimReq(f"r{self.steps}", make_prompt(cfg.page, cfg.blocks, b, c), rank, extra)
+        return SimReq(f"r{self.serial}", make_prompt(cfg.page, cfg.blocks, b, c), rank, extra)
 
     def _admit(self, req: SimReq, copies: int, chunk: int) -> bool:
         """Admit ``copies`` requests with the same tokens in one batch (D35)."""

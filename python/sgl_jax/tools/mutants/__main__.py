@@ -11,7 +11,9 @@ from sgl_jax.tools.mutants.runner import SUITE, baseline, run_all
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sgl_jax.tools.mutants", description="Mutation check of the cache")
+    parser = argparse.ArgumentParser(
+        prog="python -m sgl_jax.tools.mutants", description="Mutation check of the cache"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="mutants judged at the same time")
     parser.add_argument("--minutes", type=float, default=30.0, help="start no mutant after this time")
     parser.add_argument("--only", default="", help="only mutants whose name contains this text")
@@ -32,7 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     verdicts = run_all(chosen, args.jobs, args.minutes)
     counts = Counter(v.outcome for v in verdicts)
     killed = counts["killed"] + counts["timeout"]
-    print(f"mutants: {killed} of {len(verdicts)} killed ({100 * killed / len(verdicts):.1f} %), {dict(counts)}")
+    print(
+        f"mutants: {killed} of {len(verdicts)} killed ({100 * killed / len(verdicts):.1f} %), {dict(counts)}"
+    )
     for verdict in verdicts:
         if verdict.outcome not in ("killed", "timeout"):
             print(f"  {verdict.outcome}: {verdict.mutant} {verdict.detail}")

@@ -23,7 +23,9 @@ SUITE: tuple[str, ...] = (
     "test/stateful/test_allocator_machine.py",
     "test/stateful/test_cache_machine.py",
 )
-_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "models", "layers", "entrypoints", "evidence", ".hypothesis")
+_IGNORED = shutil.ignore_patterns(
+    "__pycache__", "*.pyc", "models", "layers", "entrypoints", "evidence", ".hypothesis"
+)
 _CASE_SECONDS = 240.0
 
 
@@ -51,10 +53,17 @@ def run_suite(package: Path, suite: Sequence[str], seconds: float) -> tuple[int 
     """Exit code of pytest (None: ran out of time) and the end of its output."""
     root = package.parents[1]
     env = dict(os.environ, PYTHONPATH=str(root / "python"), PYTHONDONTWRITEBYTECODE="1", JAX_PLATFORMS="cpu")
+    env["SGL_JAX_NO_SHRINK"] = "1"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command += [str(package / part) for part in suite]
     process = subprocess.Popen(
-        command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=root,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         out, _ = process.communicate(timeout=seconds)
@@ -106,13 +115,17 @@ def baseline(suite: Sequence[str]) -> tuple[bool, str]:
     return code == 0, tail
 
 
-def run_all(mutants: Sequence[Mutant], jobs: int, minutes: float, suite: Sequence[str] = SUITE) -> list[Verdict]:
+def run_all(
+    mutants: Sequence[Mutant], jobs: int, minutes: float, suite: Sequence[str] = SUITE
+) -> list[Verdict]:
     """Judge all mutants with ``jobs`` at a time; those not started within ``minutes`` are ``not_run``."""
     deadline = time.monotonic() + 60 * minutes
 
     def one(mutant: Mutant) -> Verdict:
         verdict = judge(mutant, suite, deadline)
-        print(f"{verdict.outcome:9s} {verdict.seconds:6.1f} s  {verdict.mutant}  {verdict.detail}", flush=True)
+        print(
+            f"{verdict.outcome:9s} {verdict.seconds:6.1f} s  {verdict.mutant}  {verdict.detail}", flush=True
+        )
         return verdict
 
     with ThreadPoolExecutor(max_workers=jobs) as pool:

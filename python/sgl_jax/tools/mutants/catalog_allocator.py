@@ -1,0 +1,125 @@
+"""Mutants of the allocators: dedup, mapping, rollback, partial pages, groups, ranks, page geometry."""
+
+from __future__ import annotations
+
+from sgl_jax.tools.mutants.mutant import Mutant
+
+_A = "srt/mem_cache/allocator/"
+_SWA, _POOL, _PAGED = _A + "swa.py", _A + "rank_pool.py", _A + "paged.py"
+
+ALLOCATOR: tuple[Mutant, ...] = (
+    Mutant("alloc_drop_dedup", _POOL, "        return self.distinct(ids)\n", "        return ids\n"),
+    Mutant(
+        "alloc_double_free_accepted",
+        _POOL,
+        "            ids = ids[states == ALLOCATED]\n",
+        "            ids = ids[states != RESERVED]\n",
+    ),
+    Mutant("alloc_group_not_deferred", _POOL, "PENDING if defer else FREE\n", "FREE\n"),
+    Mutant(
+        "alloc_group_reusable_at_once",
+        _POOL,
+        "        (self._pending if defer else self._released).append(owned)",
+        "        self._released.append(owned)",
+    ),
+    Mutant("alloc_flush_keeps_queue", _POOL, "            self._pending.size = 0\n", "            pass\n"),
+    Mutant(
+        "alloc_flush_loses_slots", _POOL, "            self._released.append(ids)\n", "            pass\n"
+    ),
+    Mutant(
+        "alloc_take_one_too_many",
+        _POOL,
+        "            if n > self.available:\n",
+        "            if n > self.available + 1:\n",
+    ),
+    Mutant(
+        "alloc_rewind_forgets_state",
+        _POOL,
+        "        self.state[ids] = FREE\n        self._window, self._head",
+        "        self._window, self._head",
+    ),
+    Mutant("alloc_no_rollback", _SWA, "lambda: full.rewind(rank, mark)\n", "lambda: None\n"),
+    Mutant(
+        "alloc_extend_no_rollback",
+        _SWA,
+        "            lambda: full.unextend(rank, mark, plan),\n",
+        "            lambda: None,\n",
+    ),
+    Mutant(
+        "alloc_decode_no_rollback",
+        _SWA,
+        "            lambda: full.undecode(rank, mark, seq, last),\n",
+        "            lambda: None,\n",
+    ),
+    Mutant(
+        "alloc_rollback_forgets_the_fill",
+        _PAGED,
+        "        self.rewind(rank, mark)\n        self._set_fill(rank, plan.last_loc, plan)\n",
+        "        self.rewind(rank, mark)\n",
+    ),
+    Mutant("alloc_keep_stale_mapping", _SWA, "        mapping.clear_pages(units)\n", ""),
+    Mutant("alloc_transfer_copies_mapping", _SWA, "        mapping.clear_tokens(source)\n", ""),
+    Mutant("alloc_transfer_keeps_source_full", _SWA, "        self._release_full(owned, source, rank)\n", ""),
+    Mutant(
+        "alloc_partial_page_released",
+        _SWA,
+        "        return complete\n",
+        "        return np.concatenate((complete, partial))\n",
+    ),
+    Mutant(
+        "alloc_partial_page_silent_in_strict",
+        _SWA,
+        "        if partial.size and self.strict:\n",
+        "        if False:\n",
+    ),
+    Mutant("alloc_continue_unmapped", _SWA, "        if unmapped.any():\n", "        if False:\n"),
+    Mutant(
+        "alloc_free_full_frees_swa",
+        _SWA,
+        "        units = self._named(indices, rank, self._live_full(rank))\n",
+        "        units = self._named(indices, rank, self._live_full(rank))\n        self._release_swa(units, rank)\n",
+    ),
+    Mutant(
+        "alloc_free_skips_swa",
+        _SWA,
+        "        self._release_swa(units, rank)\n        self._release_full(full_owned",
+        "        self._release_full(full_owned",
+    ),
+    Mutant("alloc_clear_keeps_mapping", _SWA, "        self._maps[rank].clear()\n", ""),
+    Mutant(
+        "alloc_rank_zero_mapping",
+        _SWA,
+        "        self._maps[rank].write(full_slots, swa_slots)\n",
+        "        self._maps[0].write(full_slots, swa_slots)\n",
+    ),
+    Mutant(
+        "alloc_omitted_rank_is_zero",
+        _A + "base.py",
+        "        if dp_size == 1:\n            return 0\n",
+        "        if dp_size >= 1:\n            return 0\n",
+    ),
+    Mutant(
+        "alloc_pages_rounded_down",
+        _A + "extend.py",
+        "    pages = num_pages(end, page_size) - num_pages(start, page_size)\n",
+        "    pages = end // page_size - num_pages(start, page_size)\n",
+    ),
+    Mutant(
+        "alloc_decode_crossing_off_by_one",
+        _PAGED,
+        "        crosses = (seq - 1) % self.page_size == 0\n",
+        "        crosses = seq % self.page_size == 0\n",
+    ),
+    Mutant(
+        "alloc_available_is_maximum",
+        _SWA,
+        "        return min(self.full_available_size",
+        "        return max(self.full_available_size",
+    ),
+    Mutant(
+        "alloc_translate_ignores_gaps",
+        _SWA,
+        "        if require_mapped and not swa_slots.all():\n",
+        "        if False:\n",
+    ),
+)
