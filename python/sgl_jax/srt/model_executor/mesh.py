@@ -55,11 +55,13 @@ def request_cpu_devices(count: int) -> None:
 
 
 def pick_devices(device: str = "auto") -> list[Any]:
-    """Devices of platform ``device`` ("auto" = JAX's default platform).
+    """Devices of platform ``device`` ("auto" = JAX's default platform). "cpu" keeps JAX from claiming accelerators, too.
 
     Raises:
         MeshError: the platform has no devices here.
     """
+    if device == "cpu":
+        jax.config.update("jax_platforms", "cpu")  # no effect once the backends are up
     try:
         return list(jax.devices() if device == "auto" else jax.devices(device))
     except RuntimeError as error:
