@@ -112,7 +112,7 @@ class Launcher:
             else:  # still loading, or dead: there is nobody to ask
                 if self.process.is_alive() and self.manager.fatal is None:
                     self.process.kill()
-                code = await asyncio.to_thread(stop_scheduler, self.process, 5.0)
+                code = await asyncio.to_thread(stop_scheduler, self.process, 1.0)
                 code = 1 if self.manager.fatal is not None else 0
             self.process = None
         if self._receiver is not None:

@@ -42,8 +42,14 @@ class IncrementalDetokenizer:
         keep = self._possible_stop(self._held)
         return self._release(len(self._held) - keep)
 
-    def finish(self, matched: int | str | None) -> str:
-        """The rest, cut before a matched stop string. A matched stop token must not have been pushed."""
+    def finish(self, last_ids: Sequence[int], matched: int | str | None) -> str:
+        """The last tokens and whatever was held, cut before a matched stop string.
+
+        The stop string was completed by ``last_ids``: it is in no text that ``push`` gave. A matched stop token is no text:
+        leave it out.
+        """
+        self._ids.extend(last_ids)
+        self._held += self._decode_certain()
         before = self._decode(self._prefix, self._read)
         self._held += self._decode(self._prefix, len(self._ids))[len(before) :]
         end = len(self._held)

@@ -130,9 +130,11 @@ class RequestState:
         matched = self.finish.matched if self.finish is not None else None
         if isinstance(matched, int) and end > self._decoded and self.output_ids[-1] == matched:
             end -= 1  # the stop token is no part of the text
-        detok.push(self.output_ids[self._decoded : end])
+        fresh = self.output_ids[self._decoded : end]
         self._decoded = end
         if self.done:
-            detok.finish(matched)
+            detok.finish(fresh, matched)
             self._text_done = True
+        else:
+            detok.push(fresh)
         return detok.text

@@ -1,0 +1,154 @@
+"""/generate: answers, batches, streams, logprobs, stops. The fake model repeats the prompt's tokens."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+GREEDY = {"temperature": 0, "max_new_tokens": 6}
+
+
+def events(server, path, body):
+    """The data lines of a stream, parsed; the last must be [DONE]."""
+    with server.client.stream("POST", path, json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_one(idle):
+    first = idle.generate(text="hello world", sampling_params=GREEDY, rid="one")
+    assert first["text"] == "hello"
+    assert first["output_ids"] == [2, 87, 84, 91, 91, 94]
+    meta = first["meta_info"]
+    assert meta.pop("e2e_latency") > 0
+    assert meta == {
+        "id": "one",
+        "finish_reason": {"type": "length", "length": 6},
+        "prompt_tokens": 10,
+        "completion_tokens": 6,
+        "cached_tokens": 0,
+        "dp_rank": 0,
+        "num_retractions": 0,
+    }
+    second = idle.generate(text="hello world", sampling_params=GREEDY)
+    assert second["output_ids"] == first["output_ids"]
+    assert second["meta_info"]["cached_tokens"] == 9
+
+
+def test_batch_of_texts_and_ids(idle):
+    answers = idle.generate(text=["ab", "cd"], sampling_params=GREEDY, rid=["x", "y"])
+    assert [(a["index"], a["meta_info"]["id"]) for a in answers] == [(0, "x"), (1, "y")]
+    assert [a["text"][:4] for a in answers] == ["abab", "cdcd"]
+    by_ids = idle.generate(
+        input_ids=[[87, 84], [91]], sampling_params=[{"max_new_tokens": 2}, {"max_new_tokens": 1}]
+    )
+    assert [a["output_ids"] for a in by_ids] == [[87, 84], [91]]
+    assert idle.generate(input_ids=[87, 84], sampling_params={"max_new_tokens": 2})["output_ids"] == [87, 84]
+
+
+def test_n_samples(idle):
+    answers = idle.generate(text="ab", sampling_params={**GREEDY, "n": 3}, rid="many")
+    assert [(a["index"], a["meta_info"]["id"]) for a in answers] == [
+        (0, "many_0"),
+        (1, "many_1"),
+        (2, "many_2"),
+    ]
+
+
+def test_stream_is_cumulative(idle):
+    parts = events(idle, "/generate", {"text": "hello world", "sampling_params": GREEDY})
+    texts = [p["text"] for p in parts]
+    assert texts[-1] == "hello"
+    assert all(b.startswith(a) for a, b in itertools.pairwise(texts))
+    assert parts[-1]["output_ids"] == [2, 87, 84, 91, 91, 94]
+    assert [p["meta_info"]["finish_reason"] is None for p in parts] == [True] * (len(parts) - 1) + [False]
+
+
+def test_stream_of_a_batch_carries_the_index(idle):
+    parts = events(idle, "/generate", {"text": ["hello", "world"], "sampling_params": GREEDY})
+    last = {p["index"]: p["text"] for p in parts}
+    assert last[0] == "hello" and last[1].startswith("wor")
+    assert {p["index"] for p in parts if p["meta_info"]["finish_reason"]} == {0, 1}
+
+
+def test_logprobs(idle):
+    body = {
+        "text": "ab",
+        "sampling_params": {"max_new_tokens": 2},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+    }
+    meta = idle.generate(**body, return_text_in_logprobs=True)["meta_info"]
+    ids = [row[1] for row in meta["input_token_logprobs"]]
+    assert [row[0] for row in meta["input_token_logprobs"]] == [None] + [
+        -float(i) for i in range(1, len(ids))
+    ]
+    assert ids[0] == 2 and meta["input_token_logprobs"][0][2] == "<bos>"
+    assert meta["output_token_logprobs"] == [[-0.5, 2, "<bos>"], [-0.5, ids[1], "ab"]]
+    assert [len(row) for row in meta["output_top_logprobs"]] == [2, 2]
+    plain = idle.generate(text="ab", sampling_params={"max_new_tokens": 1}, return_logprob=True)["meta_info"]
+    assert plain["input_token_logprobs"] == [] and plain["output_token_logprobs"] == [[-0.5, 2, None]]
+
+
+def test_stop_string_is_cut_and_named(idle):
+    answer = idle.generate(text="hello world", sampling_params={"max_new_tokens": 50, "stop": "wor"})
+    assert answer["text"] == "hello "
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "wor"}
+    parts = events(
+        idle, "/generate", {"text": "hello world", "sampling_params": {"max_new_tokens": 50, "stop": ["wor"]}}
+    )
+    assert parts[-1]["text"] == "hello "
+    assert all("hello ".startswith(p["text"]) for p in parts)
+
+
+def test_stop_token_is_no_text_but_an_output_id(idle):
+    answer = idle.generate(
+        input_ids=[87, 84, 91], sampling_params={"max_new_tokens": 9, "stop_token_ids": [91]}
+    )
+    assert (answer["text"], answer["output_ids"]) == ("he", [87, 84, 91])
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": 91}
+
+
+def test_zero_new_tokens_scores_only(idle):
+    answer = idle.generate(
+        text="ab", sampling_params={"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0
+    )
+    assert (answer["text"], answer["output_ids"], answer["meta_info"]["completion_tokens"]) == ("", [], 0)
+    assert len(answer["meta_info"]["input_token_logprobs"]) == answer["meta_info"]["prompt_tokens"]
+
+
+def test_default_output_is_cut_to_the_context(idle):
+    answer = idle.generate(input_ids=[87] * 200)
+    assert answer["meta_info"]["completion_tokens"] == 56
+
+
+def test_error_inside_a_stream_is_an_event_then_done(server):
+    parts = events(server, "/generate", {"text": "hello", "extra_key": "late"})
+    assert parts[-1]["error"]["message"] == "out of memory"
+    assert parts[0]["output_ids"] == [2]
+    assert server.post("/generate", {"text": "hello", "extra_key": "late"}).status_code == 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_d67_full_queue_is_503_at_once(idle, stream):
+    """D67: four run, two wait; every further request is refused promptly, and none stays open."""
+    import concurrent.futures
+
+    held = {"text": "x", "extra_key": "hold", "stream": False}
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(idle.post, "/generate", {**held, "rid": f"h{stream}{i}"}) for i in range(6)]
+        while sum(idle.client.get("/get_load").json()[0][k] for k in ("num_reqs", "num_waiting_reqs")) < 6:
+            pass
+        refused = [idle.post("/generate", {"text": "x", "stream": stream}) for _ in range(6)]
+        assert idle.post("/abort_request", {"abort_all": True}).json()["found"] is True
+        answers = [w.result(10) for w in waiting]
+    assert {r.status_code for r in refused} == {503}
+    assert "--max-queued-requests 2" in refused[0].json()["error"]["message"]
+    assert {a.json()["meta_info"]["finish_reason"]["type"] for a in answers} == {"abort"}

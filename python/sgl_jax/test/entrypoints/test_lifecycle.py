@@ -1,0 +1,102 @@
+"""Keys, start, drain, crash, stuck loop: real processes and exit codes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import socket
+import time
+
+import pytest
+
+from sgl_jax.srt.entrypoints.http_server import bind
+from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
+from sgl_jax.test.entrypoints.running import FAKE, GEMMA4, RunningServer, running
+from sgl_jax.test.entrypoints.test_operations import wait_until
+
+
+def test_key_drain_and_exit_0():
+    """401 without the key, health and metrics exempt; SIGTERM finishes what runs, takes nothing new, exits 0."""
+    with running(FAKE, "--api-key", "secret") as server:
+        for path in ("/health", "/ready", "/health_generate"):
+            assert server.client.get(path).status_code == 200
+        assert server.client.get("/metrics").status_code == 404  # not enabled
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"}):
+            answer = server.client.get("/v1/models", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        server.client.headers["Authorization"] = "Bearer secret"
+        assert server.client.get("/v1/models").status_code == 200
+        assert server.client.get("/get_cache_ledger").status_code == 403
+        assert server.client.get("/get_server_info").json()["api_key"] == "***"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            body = {"text": "hello", "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+            answer = pool.submit(server.post, "/generate", body)
+            wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 1)
+            server.process.terminate()
+            wait_until(lambda: server.client.get("/ready").json()["status"] == "draining")
+            assert server.post("/generate", {"text": "x"}).status_code == 503
+            assert answer.result(30).json()["meta_info"]["completion_tokens"] == 200
+        assert server.process.wait(30) == 0
+
+
+def test_a_crash_ends_every_request_and_the_server():
+    """Streams get an error event, plain requests a 500; exit code 1, the traceback in the log."""
+    with running(FAKE, "--skip-server-warmup") as server, concurrent.futures.ThreadPoolExecutor(3) as pool:
+        held = pool.submit(server.post, "/generate", {"text": "x", "extra_key": "hold"})
+        long = {
+            "text": "hello",
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 240, "ignore_eos": True},
+        }
+        stream = pool.submit(server.post, "/generate", long)
+        wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 2)
+        time.sleep(0.1)
+        crash = pool.submit(server.post, "/generate", {"text": "x", "extra_key": "crash"})
+        assert held.result(10).status_code == 500
+        assert crash.result(10).status_code == 500
+        assert "scheduler has died" in stream.result(10).text and stream.result().text.endswith(
+            "data: [DONE]\n\n"
+        )
+        assert server.process.wait(30) == 1
+        assert "RuntimeError: the fake scheduler was asked to crash" in server.log()
+        assert "Traceback (most recent call last)" in server.log()
+
+
+def test_a_stuck_loop_ends_the_server():
+    """D76: no heartbeat for --watchdog-timeout; requests get an error, exit code 1."""
+    with running(FAKE, "--skip-server-warmup", "--watchdog-timeout", "1.5") as server:
+        assert server.post("/generate", {"text": "x", "extra_key": "stuck"}).status_code == 500
+        assert server.process.wait(30) == 1
+        assert "--watchdog-timeout 1.5" in server.log()
+
+
+def test_a_taken_port_is_refused_before_anything_starts():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerArgsError, match=f"--port {port}: cannot listen on 127.0.0.1:{port}"):
+            bind(ServerArgs(model_path="m", port=port))
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "said"),
+    [
+        ("/nowhere", (), "--model-path /nowhere: is not a folder"),
+        (str(GEMMA4.parent), (), "holds no config.json"),
+        (str(GEMMA4), ("--page-size", "0"), "--page-size 0: must be >= 1"),
+        (str(GEMMA4), ("--hicache-storage", "file"), "--hicache-storage file: refused"),
+    ],
+)
+def test_bad_starts_exit_2_with_the_remedy(model, flags, said, capsys, monkeypatch):
+    from sgl_jax.launch_server import main
+
+    monkeypatch.delenv("SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE", raising=False)
+    assert main(["--model-path", model, *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_sigterm_while_starting_exits_0():
+    server = RunningServer(FAKE)
+    wait_until(lambda: "Started server process" in server.log(), 30)
+    assert server.terminate(30) == 0
+    server.kill()

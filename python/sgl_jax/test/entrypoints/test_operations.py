@@ -1,0 +1,189 @@
+"""Health, information, flush, abort, pause, load, ledger, metrics."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+import threading
+import time
+
+import pytest
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+def running_requests(server):
+    return server.client.get("/get_load").json()[0]["num_reqs"]
+
+
+@pytest.fixture
+def held(idle):
+    """A request that runs until it is aborted; yields (rid, future of its answer)."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(idle.post, "/generate", {"text": "x", "extra_key": "hold", "rid": "held"})
+        wait_until(lambda: running_requests(idle) == 1)
+        yield "held", answer
+        idle.post("/abort_request", {"abort_all": True})
+        answer.result(10)
+
+
+def test_health_endpoints(server):
+    for path in ("/health", "/ready", "/health_generate"):
+        answer = server.client.get(path)
+        assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+    assert server.client.head("/health").status_code == 200
+
+
+def test_model_and_server_info(server):
+    info = server.client.get("/get_model_info").json()
+    assert info == server.client.get("/model_info").json()
+    assert (
+        info["served_model_name"],
+        info["context_length"],
+        info["vocab_size"],
+        info["has_chat_template"],
+    ) == ("tiny", 256, 384, True)
+    state = server.client.get("/get_server_info").json()
+    assert state.keys() == server.client.get("/server_info").json().keys()
+    assert state["arguments"]["max_queued_requests"] == {
+        "value": 2,
+        "source": "user",
+        "note": "--max-queued-requests",
+    }
+    assert state["arguments"]["page_size"]["source"] == "default"
+    assert (state["max_total_num_tokens"], state["tp_size"], state["status"]) == (1000, 1, "ready")
+    assert state["route"] == {"impl": "Fake", "hybrid_swa": True}
+    assert state["internal_states"][0]["running"] == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_d64_flush_when_idle(idle, method):
+    """D64: both methods, 200 when idle; text by default, JSON on request."""
+    answer = idle.client.request(method, "/flush_cache")
+    assert (answer.status_code, answer.text) == (200, "Cache flushed.\n")
+    asked = idle.client.request(method, "/flush_cache", headers={"Accept": "application/json"})
+    assert asked.json() == {"success": True, "message": "Cache flushed.", "ranks": [{"leaked": 0}]}
+
+
+def test_d64_d65_flush_when_busy_says_what_is_pending(idle, held):
+    """D64, D65: 400 with the reason; with a timeout it waits for idle."""
+    refused = idle.client.get("/flush_cache?format=json")
+    assert refused.status_code == 400
+    assert refused.json() == {
+        "success": False,
+        "message": "1 request(s) are not finished",
+        "pending": ["held"],
+    }
+    threading.Timer(0.3, idle.post, ("/abort_request", {"rid": "held"})).start()
+    assert idle.client.get("/flush_cache?timeout=10").status_code == 200
+
+
+def test_d69_one_pending_flush(idle, held):
+    """D69: a second flush is refused at once; expiry leaves the server working."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(idle.client.get, "/flush_cache?timeout=1")
+        time.sleep(0.2)
+        second = idle.client.get("/flush_cache?timeout=1&format=json")
+        assert (second.status_code, second.json()["message"]) == (400, "a flush is already in progress")
+        assert first.result(10).status_code == 400
+    idle.post("/abort_request", {"rid": "held"})
+    wait_until(lambda: running_requests(idle) == 0)
+    assert idle.client.get("/flush_cache").status_code == 200
+
+
+def test_abort(idle, held):
+    rid, answer = held
+    assert idle.post("/abort_request", {"rid": "unknown"}).json() == {"found": False, "rid": "unknown"}
+    assert idle.post("/abort_request", {"rid": rid}).json() == {"found": True, "rid": rid}
+    assert answer.result(10).json()["meta_info"]["finish_reason"] == {"type": "abort", "message": "aborted"}
+    assert idle.post("/abort_request", {"rid": rid}).json()["found"] is False
+
+
+def test_abort_by_the_name_of_a_whole_request(idle):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        body = {"text": "x", "extra_key": "hold", "rid": "group", "sampling_params": {"n": 3}}
+        answer = pool.submit(idle.post, "/generate", body)
+        wait_until(lambda: running_requests(idle) == 3)
+        assert idle.post("/abort_request", {"rid": "group"}).json()["found"] is True
+        assert [a["meta_info"]["finish_reason"]["type"] for a in answer.result(10).json()] == ["abort"] * 3
+
+
+def test_a_rid_in_use_is_refused(idle, held):
+    error = idle.post("/generate", {"text": "x", "rid": "held"})
+    assert (error.status_code, error.json()["error"]["message"]) == (
+        400,
+        "rid 'held' is in use by another request",
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+def test_d68_a_disconnect_aborts(idle, stream, path):
+    """D68: the client goes before the first token, streaming or not; the scheduler is told and frees the request."""
+    import httpx
+
+    body = {"text": "x"} if path == "/generate" else {"messages": [{"role": "user", "content": "x"}]}
+    body |= {"extra_key": "hold", "rid": f"gone-{stream}-{path}", "stream": stream}
+    with httpx.Client(base_url=idle.url) as client, pytest.raises(httpx.ReadTimeout):
+        client.post(path, json=body, timeout=0.3)
+    wait_until(lambda: running_requests(idle) == 0)
+    assert body["rid"] in idle.client.get("/get_server_info").json()["internal_states"][0]["aborted"]
+
+
+def test_d68_a_disconnect_in_the_middle_of_a_stream_aborts(idle):
+    body = {
+        "text": "hello",
+        "stream": True,
+        "rid": "left",
+        "sampling_params": {"max_new_tokens": 200, "ignore_eos": True},
+    }
+    with idle.client.stream("POST", "/generate", json=body) as answer:
+        next(answer.iter_lines())
+    wait_until(lambda: running_requests(idle) == 0)
+    state = idle.client.get("/get_server_info").json()
+    assert "left" in state["internal_states"][0]["aborted"]
+    assert state["open_requests"] == 0
+
+
+def test_pause_and_continue(idle):
+    assert idle.post("/pause_generation", {"mode": "in_place"}).status_code == 200
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(idle.generate, text="x", sampling_params={"max_new_tokens": 1})
+        time.sleep(0.2)
+        assert not answer.done()
+        assert idle.post("/continue_generation", {}).status_code == 200
+        assert answer.result(10)["output_ids"] == [2]
+
+
+def test_ledger(server):
+    assert server.client.get("/get_cache_ledger").json() == {
+        "internal": True,
+        "route": "Fake",
+        "ranks": [{"dp_rank": 0, "full_capacity": 1000}],
+    }
+
+
+def counter(server, name):
+    text = server.client.get("/metrics").text
+    return float(re.search(rf'^sglang:{name}{{dp_rank="0",model_name="tiny"}} (\S+)$', text, flags=re.M)[1])
+
+
+def test_d70_d71_counters_count_once(idle):
+    """D70, D71: a query and its hit count once; scraping after decode steps still shows them."""
+    names = ("prompt_tokens_total", "cached_tokens_total", "generation_tokens_total", "num_requests_total")
+    before = [counter(idle, n) for n in names]
+    for _ in range(2):
+        idle.generate(text="hello world", sampling_params={"max_new_tokens": 20, "ignore_eos": True})
+    assert [counter(idle, n) - b for n, b in zip(names, before)] == [20, 9, 40, 2]
+    idle.client.get("/health_generate")
+    assert counter(idle, "num_requests_total") - before[3] == 2
+    assert 0 < counter(idle, "cache_hit_rate") < 1
+    assert counter(idle, "num_retracted_reqs") == 2
+    assert counter(idle, "evicted_tokens_total") == 7
+    assert counter(idle, "time_to_first_token_seconds_count") > 0
+    assert idle.client.head("/metrics").status_code == 200
