@@ -32,6 +32,15 @@ def resolve_rank(dp_rank: int | None, dp_size: int) -> int:
     raise ValueError(f"dp_rank={dp_rank} is outside 0..{dp_size - 1} (dp_size={dp_size})")
 
 
+def check_geometry(size: int, page_size: int, dp_size: int) -> None:
+    """Raise ValueError for a page size or rank count below 1 and for a negative size."""
+    for name, value in (("page_size", page_size), ("dp_size", dp_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+    if size < 0:
+        raise ValueError(f"size={size} must not be negative")
+
+
 class BaseTokenToKVPoolAllocator(abc.ABC):
     """Hands out rank-local int32 slots; slot and page 0 are reserved, the first ids are slot 1 / page 1.
 
@@ -48,11 +57,7 @@ class BaseTokenToKVPoolAllocator(abc.ABC):
     strict: bool
 
     def __init__(self, size: int, page_size: int, kvcache: Any, dp_size: int = 1) -> None:
-        for name, value in (("page_size", page_size), ("dp_size", dp_size)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if size < 0:
-            raise ValueError(f"size={size} must not be negative")
+        check_geometry(size, page_size, dp_size)
         self.size = size
         self.page_size = page_size
         self.dp_size = dp_size

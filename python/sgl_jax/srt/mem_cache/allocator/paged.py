@@ -35,9 +35,9 @@ class PagedTokenToKVPoolAllocator(SinglePoolAllocator):
             raise ValueError(
                 f"dcp_size={dcp_size}: decode context parallelism is not supported; use dcp_size=1"
             )
+        super().__init__(size, page_size, kvcache, dp_size, strict)
         self.num_pages = size // page_size
-        self.pages_per_rank = self.num_pages // dp_size
-        super().__init__(size, page_size, kvcache, dp_size, units_per_rank=self.pages_per_rank, strict=strict)
+        self.pages_per_rank = self.units_per_rank
         self.debug_mode = debug_mode
 
     def alloc(self, need_size: int, dp_rank: int | None = None) -> IntArray | None:

@@ -176,8 +176,12 @@ class RankPool:
 
     def rewind(self, mark: Mark) -> IntArray:
         """Undo every ``take`` since ``mark``, byte for byte; returns the units that are free again."""
-        start = mark.head if self._window is mark.window else 0
-        ids = self._window[start : self._head].copy()
+        if self._window is mark.window:
+            ids = self._window[mark.head : self._head].copy()
+        else:  # a merge came in between: what was free at the mark and is not any more
+            self._released.size = mark.released
+            ids = np.concatenate((mark.window[mark.head :], self._released.view()))
+            ids = ids[self.state[ids] == ALLOCATED]
         self.state[ids] = FREE
         self._window, self._head = mark.window, mark.head
         self._released.size = mark.released

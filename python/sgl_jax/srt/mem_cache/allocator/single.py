@@ -30,13 +30,11 @@ class SinglePoolAllocator(BaseTokenToKVPoolAllocator):
     ``surrender_units``, ``mark``/``rewind`` and the masks.
     """
 
-    def __init__(
-        self, size: int, page_size: int, kvcache: Any, dp_size: int, units_per_rank: int, strict: bool
-    ) -> None:
+    def __init__(self, size: int, page_size: int, kvcache: Any, dp_size: int, strict: bool) -> None:
         super().__init__(size, page_size, kvcache, dp_size)
         self.strict = strict
         self.pool_name = "full"
-        self.units_per_rank = units_per_rank
+        self.units_per_rank = units_per_rank = size // page_size // dp_size
         unit = "slot" if page_size == 1 else "page"
         self._pools = [RankPool(units_per_rank, r, self.pool_name, unit) for r in range(dp_size)]
         self.is_not_in_free_group = True

@@ -14,7 +14,7 @@ class TokenToKVPoolAllocator(SinglePoolAllocator):
     """Slots ``1..size // dp_size`` per rank. Freed slots are reused after the fresh ones, ascending."""
 
     def __init__(self, size: int, kvcache: Any, dp_size: int = 1, strict: bool = False) -> None:
-        super().__init__(size, 1, kvcache, dp_size, units_per_rank=size // dp_size, strict=strict)
+        super().__init__(size, 1, kvcache, dp_size, strict)
         self.origin_size = size
 
     @property

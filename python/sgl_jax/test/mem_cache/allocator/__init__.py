@@ -1,0 +1,1 @@
+"""Allocator tests mirror ``mem_cache/allocator``."""
