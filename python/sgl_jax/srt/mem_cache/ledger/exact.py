@@ -52,8 +52,11 @@ class SlotSet:
 
 def lookup(mapping: IntArray, full: IntArray) -> IntArray:
     """Mapped SWA slots of FULL slots; 0 (unmapped) for ids outside the mapping."""
-    inside = (full >= 0) & (full < len(mapping))
-    return np.where(inside, mapping[np.where(inside, full, 0)], 0).astype(np.int32, copy=False)
+    try:
+        return mapping[full.view(np.uint32)]  # a negative id becomes a huge one
+    except IndexError:
+        inside = (full >= 0) & (full < len(mapping))
+        return np.where(inside, mapping[np.where(inside, full, 0)], 0).astype(np.int32, copy=False)
 
 
 def page_slack(owned: BoolArray, page_size: int) -> int:

@@ -1,123 +1,131 @@
-"""Page-level tally for the healthy case: pages instead of tokens, one pass over each array, no Python int per slot.
+"""Page-level tally for the healthy case: one pass over each array, then pages instead of tokens; no Python int per slot.
 
 A state is *regular* when every node value and row is a run of whole pages (the last page of a row may be short), no page
-has two owners and the mapping is offset-preserving. Anything else returns None and the token-level tally decides, so the
-two agree by construction and only a broken state pays for the exact count (DECISIONS 15).
+has two owners and the mapping of what is owned keeps offsets. Anything else returns None and the token-level tally decides:
+the two agree by construction, and only a broken state pays for the exact count (DECISIONS 15).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from sgl_jax.srt.mem_cache.ledger.schema import MappingTally, PoolTally
-from sgl_jax.srt.mem_cache.ledger.source import IntArray, PoolView, RankView
+from sgl_jax.srt.mem_cache.ledger.source import IntArray, PoolView, RankView, RequestRow
 
-_WORD = 8  # bool lanes compared at once
-_CHUNK_TOKENS = 1 << 15  # keep temporaries inside the cache
-_ALL_TRUE = np.uint64(0x0101010101010101)
+_BATCH_TOKENS = 1 << 15  # temporaries stay inside the processor's cache
+
+
+class _Irregular(Exception):
+    """The state needs the token-level tally."""
 
 
 @dataclass(slots=True)
-class _MapPages:
-    """``page[f]``: SWA page of FULL page f (0 = none); ``whole[f]``: all its tokens are mapped; ``entries``: mapped tokens."""
+class _Pages:
+    """Page ids per pool, as they are found."""
 
-    page: IntArray
-    whole: npt.NDArray[np.bool_]
-    entries: int
-
-
-def _runs(tokens: IntArray, page_size: int) -> IntArray | None:
-    """Page ids of whole-page runs, or None when the tokens are not consecutive within every page."""
-    grid = tokens.reshape(-1, page_size)
-    heads = grid[:, :1]
-    if not np.array_equal(grid, heads + np.arange(page_size, dtype=np.int32)):
-        return None
-    pages = heads[:, 0] // page_size
-    return pages if np.array_equal(pages * page_size, heads[:, 0]) else None
+    full: list[IntArray] = field(default_factory=list)
+    swa: list[IntArray] = field(default_factory=list)
 
 
-def _batches(arrays: Iterable[IntArray]) -> Iterable[IntArray]:
-    held: list[IntArray] = []
-    size = 0
-    for array in arrays:
-        held.append(array)
-        size += len(array)
-        if size >= _CHUNK_TOKENS:
-            yield np.concatenate(held)
-            held, size = [], 0
-    if held:
-        yield np.concatenate(held)
+def _runs(tokens: IntArray, page_size: int) -> IntArray:
+    """Page ids of tokens that are consecutive within every page, each run starting on a page boundary."""
+    if page_size == 1:
+        return tokens
+    if len(tokens) % page_size:
+        raise _Irregular
+    steps = tokens[1:] - tokens[:-1] == 1
+    steps[page_size - 1 :: page_size] = True
+    heads = tokens[::page_size]
+    pages: IntArray = heads // page_size
+    if not steps.all() or not np.array_equal(pages * page_size, heads):
+        raise _Irregular
+    return pages
 
 
-def _value_pages(arrays: list[IntArray], page_size: int) -> IntArray | None:
-    if any(len(array) % page_size for array in arrays):
-        return None
-    pages = []
-    for batch in _batches(arrays):
-        run = _runs(batch, page_size)
-        if run is None:
-            return None
-        pages.append(run)
-    return np.concatenate(pages) if pages else np.empty(0, np.int32)
-
-
-def _row_pages(tokens: IntArray, start: int, page_size: int) -> IntArray | None:
-    """Pages of a row from a page-aligned start; the last page may be short."""
-    if start % page_size:
-        return None
+def _short_runs(tokens: IntArray, page_size: int) -> IntArray:
+    """As ``_runs``; the last page may be short."""
     short = len(tokens) % page_size
-    pages = _runs(tokens[: len(tokens) - short], page_size)
-    if pages is None or not short:
+    body = len(tokens) - short
+    pages = _runs(tokens[:body], page_size)
+    if not short:
         return pages
-    tail = tokens[len(tokens) - short :]
-    if tail[0] % page_size or not np.array_equal(tail, tail[0] + np.arange(short, dtype=np.int32)):
-        return None
-    return np.append(pages, np.int32(tail[0] // page_size))
+    tail = tokens[body:]
+    if tail[0] % page_size or not (tail[1:] - tail[:-1] == 1).all():
+        raise _Irregular
+    return np.append(pages, np.int32(tail[0] // page_size)).astype(np.int32)
 
 
-def _map_pages(mapping: IntArray, page_size: int) -> _MapPages | None:
-    grid = mapping.reshape(-1, page_size)
-    offsets = np.arange(page_size, dtype=np.int32)
-    heads = np.ascontiguousarray(grid[:, 0])
-    whole = np.zeros(len(grid), np.bool_)
-    entries = 0
-    step = max(1, _CHUNK_TOKENS // page_size)
-    for low in range(0, len(grid), step):
-        part = grid[low : low + step]
-        hits = part == heads[low : low + step, None] + offsets
-        live = heads[low : low + step] != 0
-        regular = int(np.count_nonzero(hits[live]))
-        if regular != int(np.count_nonzero(part)):
-            return None
-        entries += regular
-        lanes = hits.view(np.uint64)
-        whole[low : low + step] = (lanes == _ALL_TRUE).all(axis=1) & live
-    pages = heads // page_size
-    if not np.array_equal(pages * page_size, heads):
-        return None
-    return _MapPages(pages, whole, entries)
+def _batches(pairs: Iterable[tuple[IntArray, IntArray]]) -> Iterator[tuple[IntArray, IntArray]]:
+    """Join small arrays pairwise into batches, so that the cost follows tokens and not nodes."""
+    left: list[IntArray] = []
+    right: list[IntArray] = []
+    size = 0
+    for full, swa in pairs:
+        left.append(full)
+        right.append(swa)
+        size += len(full)
+        if size >= _BATCH_TOKENS:
+            yield np.concatenate(left), np.concatenate(right)
+            left, right, size = [], [], 0
+    if left:
+        yield np.concatenate(left), np.concatenate(right)
 
 
-def _in_range(pages: IntArray, view: PoolView) -> bool:
-    if not len(pages):
-        return True
-    return int(pages.min()) >= 1 and int(pages.max()) <= view.capacity // view.page_size
+def _check_range(pages: IntArray, view: PoolView) -> None:
+    if len(pages) and not (int(pages.min()) >= 1 and int(pages.max()) <= view.capacity // view.page_size):
+        raise _Irregular
 
 
-def _all_distinct(pages: IntArray, view: PoolView) -> bool:
-    if not _in_range(pages, view):
-        return False
+def _check_owned_once(parts: list[IntArray], view: PoolView) -> None:
+    pages = np.concatenate(parts) if parts else np.empty(0, np.int32)
+    _check_range(pages, view)
     seen = np.zeros(view.capacity // view.page_size + 1, np.bool_)
     seen[pages] = True
-    return int(np.count_nonzero(seen)) == len(pages)
+    if int(np.count_nonzero(seen)) != len(pages):
+        raise _Irregular
+
+
+def _collect_nodes(view: RankView, found: _Pages) -> None:
+    """Pages of all nodes; live nodes must store exactly what the mapping says, token by token."""
+    page = view.page_size
+    rows = view.mapping.reshape(-1, page)
+    live: list[tuple[IntArray, IntArray]] = []
+    dead: list[tuple[IntArray, IntArray]] = []
+    for node in view.nodes:
+        if node.swa is not None:
+            if node.full is None or len(node.full) != len(node.swa):
+                raise _Irregular
+            live.append((node.full, node.swa))
+        elif node.full is not None:
+            dead.append((node.full, node.full[:0]))
+    for full, swa in _batches(live):
+        pages = _runs(full, page)
+        _check_range(pages, view.full)
+        if not np.array_equal(rows.take(pages, axis=0).reshape(-1), swa):
+            raise _Irregular
+        found.full.append(pages)
+        found.swa.append(_runs(swa, page))
+    found.full.extend(_runs(full, page) for full, _ in _batches(dead))
+
+
+def _collect_row(view: RankView, row: RequestRow, found: _Pages) -> tuple[int, int]:
+    """Pages of one row; returns how many it holds in (full, swa)."""
+    page = view.page_size
+    if row.start % page or row.swa_from % page:
+        raise _Irregular
+    full = _short_runs(row.full, page)
+    _check_range(full, view.full)
+    swa = _short_runs(view.mapping[row.live], page)
+    found.full.append(full)
+    found.swa.append(swa)
+    return len(full), len(swa)
 
 
 def _tally(
-    view: PoolView, nodes: list[tuple[IntArray, int]], owned_by_requests: int, request_pages: int
+    view: PoolView, nodes: list[tuple[IntArray, int]], request_tokens: int, request_pages: int
 ) -> PoolTally:
     protected = sum(len(value) for value, locked in nodes if locked)
     return PoolTally(
@@ -125,78 +133,37 @@ def _tally(
         available=view.available,
         tree_evictable=sum(len(value) for value, _ in nodes) - protected,
         tree_protected=protected,
-        request_owned=owned_by_requests,
-        reserved_page_slack=request_pages * view.page_size - owned_by_requests,
+        request_owned=request_tokens,
+        reserved_page_slack=request_pages * view.page_size - request_tokens,
     )
 
 
-@dataclass(slots=True)
-class _OwnedPages:
-    """Page ids per owner: live nodes (both pools, same order), tombstones, rows."""
-
-    live_full: IntArray
-    live_swa: IntArray
-    dead_full: IntArray
-    rows: list[IntArray]
-
-
-def _owned_pages(view: RankView) -> _OwnedPages | None:
-    page = view.page_size
-    live = [(n.full, n.swa) for n in view.nodes if n.swa is not None]
-    if any(full is None or len(full) != len(swa) for full, swa in live):
-        return None
-    live_full = _value_pages([full for full, _ in live if full is not None], page)
-    live_swa = _value_pages([swa for _, swa in live], page)
-    dead_full = _value_pages([n.full for n in view.nodes if n.swa is None and n.full is not None], page)
-    rows = []
-    for row in view.rows:
-        pages = None if row.swa_from % page else _row_pages(row.full, row.start, page)
-        if pages is None:
-            return None
-        rows.append(pages)
-    if live_full is None or live_swa is None or dead_full is None:
-        return None
-    return _OwnedPages(live_full, live_swa, dead_full, rows)
-
-
-def _mapping_agrees(view: RankView, owned: _OwnedPages, mapped: _MapPages, row_tokens: int) -> bool:
-    """Live nodes and rows are mapped as stored, targets are unshared and in range, and nothing else is mapped."""
-    targets = mapped.page[mapped.page != 0]
-    return bool(
-        mapped.page[0] == 0
-        and _all_distinct(targets, view.swa)
-        and np.array_equal(mapped.page[owned.live_full], owned.live_swa)
-        and mapped.whole[owned.live_full].all()
-        and all(view.mapping[row.live].all() for row in view.rows)
-        and mapped.entries == row_tokens + len(owned.live_swa) * view.page_size
+def _tally_or_raise(view: RankView) -> tuple[PoolTally, PoolTally, MappingTally]:
+    found = _Pages()
+    _collect_nodes(view, found)
+    held = [_collect_row(view, row, found) for row in view.rows]
+    _check_owned_once(found.full, view.full)
+    _check_owned_once(found.swa, view.swa)
+    full_nodes = [(n.full, n.full_locked) for n in view.nodes if n.full is not None]
+    swa_nodes = [(n.swa, n.swa_locked) for n in view.nodes if n.swa is not None]
+    full_tokens = sum(len(row.full) for row in view.rows)
+    swa_tokens = sum(len(row.live) for row in view.rows)
+    mapped = int(np.count_nonzero(view.mapping))
+    # Everything owned is mapped as stored; an equal count leaves no other entry.
+    if mapped != swa_tokens + sum(len(value) for value, _ in swa_nodes):
+        raise _Irregular
+    return (
+        _tally(view.full, full_nodes, full_tokens, sum(full for full, _ in held)),
+        _tally(view.swa, swa_nodes, swa_tokens, sum(swa for _, swa in held)),
+        MappingTally(nonzero_count=mapped),
     )
 
 
 def tally_regular(view: RankView) -> tuple[PoolTally, PoolTally, MappingTally] | None:
     """(full, swa, mapping) of one regular rank, all diagnostics zero; None when the state is not regular."""
-    page = view.page_size
-    if page % _WORD or len(view.mapping) != view.full.end:
+    if len(view.mapping) != view.full.end:
         return None
-    owned = _owned_pages(view)
-    if owned is None:
+    try:
+        return _tally_or_raise(view)
+    except _Irregular:
         return None
-    full_pages = np.concatenate([owned.live_full, owned.dead_full, *owned.rows])
-    row_tokens = sum(len(row.live) for row in view.rows)
-    if not _all_distinct(full_pages, view.full):
-        return None
-    mapped = _map_pages(view.mapping, page)
-    if mapped is None or not _mapping_agrees(view, owned, mapped, row_tokens):
-        return None
-    full = _tally(
-        view.full,
-        [(n.full, n.full_locked) for n in view.nodes if n.full is not None],
-        sum(len(row.full) for row in view.rows),
-        sum(len(pages) for pages in owned.rows),
-    )
-    swa = _tally(
-        view.swa,
-        [(n.swa, n.swa_locked) for n in view.nodes if n.swa is not None],
-        row_tokens,
-        sum(-(-len(row.live) // page) for row in view.rows),
-    )
-    return full, swa, MappingTally(nonzero_count=mapped.entries)

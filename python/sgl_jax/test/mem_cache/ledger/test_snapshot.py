@@ -247,7 +247,7 @@ def busy(page: int) -> tuple[Desk, list]:
     return desk, desk.live
 
 
-@pytest.mark.parametrize("page", [8, 16, 64])
+@pytest.mark.parametrize("page", [1, 2, 8, 64])
 def test_page_level_and_token_level_agree_on_sound_states(page):
     """DECISIONS 15: the fast tally is the exact one."""
     desk, reqs = busy(page)
