@@ -32,6 +32,7 @@ class SoakReport:
     worlds: int = 0
     seconds: float = 0.0
     operations: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
     configurations: Counter[str] = field(default_factory=Counter)
     failure: str = ""
 
@@ -39,8 +40,9 @@ class SoakReport:
         rate = self.steps / self.seconds if self.seconds else 0.0
         head = f"soak: {self.steps} steps, {self.worlds} worlds, seed {self.seed}, {self.seconds:.1f} s, {rate:.0f} steps/s"
         ops = "  operations: " + ", ".join(f"{k} {v}" for k, v in sorted(self.operations.items()))
+        events = "  pages: " + ", ".join(f"{k} {v}" for k, v in sorted(self.events.items()))
         cfgs = [f"  {label}: {n} steps" for label, n in sorted(self.configurations.items())]
-        return [head, ops, *cfgs]
+        return [head, ops, events, *cfgs]
 
 
 def world_config(index: int) -> WorldConfig:
@@ -73,6 +75,7 @@ def run_world(report: SoakReport, index: int, length: int, full_every: int) -> b
     report.steps += world.steps
     report.worlds += 1
     report.operations.update(world.counts)
+    report.events.update(world.tree.events)
     report.configurations[cfg.label()] += world.steps
     return not report.failure
 

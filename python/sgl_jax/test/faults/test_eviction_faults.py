@@ -179,3 +179,16 @@ def test_a_partial_match_refreshes_the_matched_part_only() -> None:
     assert len(kit.match(old)) == 4 and len(kit.match(other)) == 8
     assert kit.evict(full=1) == (4, 4)
     assert len(kit.match(other)) == 8
+
+
+def test_candidate_sums_survive_repeated_locking() -> None:
+    """D11: a node that left and re-entered the candidates with its old age is counted once."""
+    kit = Kit(window=4)
+    kit.insert(seq(20))
+    for end in (4, 8, 12, 8, 4, 12):
+        node = kit.node(end)
+        receipt = kit.cache.inc_lock_ref(node).to_dec_params()
+        kit.cache.dec_lock_ref(node, receipt)
+    assert kit.cache.swa_lru_list_evictable_size() == kit.cache.swa_evictable_size(0) == 20
+    assert kit.cache.full_lru_list_evictable_size() == 20
+    assert len(list(kit.cache.aux_evictable_device_nodes[1])) == 5

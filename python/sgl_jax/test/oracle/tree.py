@@ -6,6 +6,7 @@ each half. What the real tree calls a node is any run of cells of one path; the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from sgl_jax.test.oracle.pool import DualOracle, Mismatch
@@ -39,6 +40,7 @@ class TreeOracle:
     def __init__(self, page_size: int, window: int, pools: list[DualOracle]) -> None:
         self.page_size, self.window, self.pools = page_size, window, pools
         self.roots: dict[tuple[int, str | None], Cell] = {}
+        self.events: Counter[str] = Counter()  # pages by what happened to them
 
     def root(self, rank: int, extra: str | None) -> Cell:
         return self.roots.setdefault((rank, extra), Cell((), None, [], None))
@@ -109,6 +111,7 @@ class TreeOracle:
             if cell is None:
                 if start < protected:
                     raise Mismatch(f"[dp={rank}] protected page at {start} is not in the tree")
+                self.events["inserted_dead" if start < cursor else "inserted_live"] += 1
                 swa = None if start < cursor else [pool.mapping[f] for f in mine]
                 cell = at.children[page] = Cell(page, at, mine, swa)
                 pool.pass_on(mine, TREE)
@@ -116,6 +119,7 @@ class TreeOracle:
                 if cell.swa is None and start >= boundary:
                     self._heal(pool, cell, mine)
                 else:
+                    self.events["duplicate" if cell.swa is not None else "duplicate_dead"] += 1
                     pool.release_pair(mine)
             row[start : start + size] = cell.full
             path.append(cell)
@@ -124,6 +128,7 @@ class TreeOracle:
 
     def _heal(self, pool: DualOracle, cell: Cell, mine: list[int]) -> None:
         """A tombstone becomes live: under somebody's FULL lock the mapping moves, else the FULL slots are exchanged."""
+        self.events["heal_moved" if cell.full_locks else "heal_exchanged"] += 1
         if cell.full_locks:
             pool.move_mapping(mine, cell.full, TREE)
         else:
@@ -160,6 +165,7 @@ class TreeOracle:
     def prune(self, rank: int, cell: Cell) -> None:
         """Remove the unlocked childless tombstones from ``cell`` upward (rule 8)."""
         while cell.parent is not None and not cell.children and cell.swa is None and cell.full_locks == 0:
+            self.events["pruned_at_unlock"] += 1
             self.pools[rank].release_full(cell.full)
             del cell.parent.children[cell.page]
             cell = cell.parent
@@ -171,6 +177,7 @@ class TreeOracle:
                 f"[dp={rank}] evicted a page with {cell.full_locks} FULL locks, {cell.swa_locks} SWA locks, "
                 f"{len(cell.children)} children: slots {cell.full[:4]}"
             )
+        self.events["evicted_live" if cell.swa is not None else "evicted_dead"] += 1
         self.pools[rank].release_pair(cell.full)
         assert cell.parent is not None
         del cell.parent.children[cell.page]
@@ -181,6 +188,7 @@ class TreeOracle:
             raise Mismatch(
                 f"[dp={rank}] tombstoned a page with {cell.swa_locks} SWA locks: slots {cell.full[:4]}"
             )
+        self.events["tombstoned_locked" if cell.full_locks else "tombstoned"] += 1
         self.pools[rank].release_swa(cell.full)
         cell.swa = None
 

@@ -200,6 +200,7 @@ class World:
         except RuntimeError as error:
             need("ut of memory" in str(error), f"[dp={rank}] allocation raised {error!r}")
             self._absorb()
+            self.tree.events["out_of_memory"] += 1
             need(
                 min(budget) < demand,
                 f"[dp={rank}] out of memory with {budget} (full, swa) attainable for {demand}",
@@ -418,6 +419,7 @@ class World:
             )
         self._absorb()
         if out is None:
+            self.tree.events["out_of_memory_decode"] += 1
             need(
                 min(budget) < crossing,
                 f"[dp={rank}] decode out of memory with {budget} attainable for {crossing} (D45)",
