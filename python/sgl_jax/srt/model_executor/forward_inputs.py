@@ -44,7 +44,8 @@ class PenaltyInputs:
     """Penalties of one rank's rows; present only when some row has a non-neutral one.
 
     ``output_ids`` [B, H] and ``prompt_ids`` [B, Hp]: token history per row, padded with -1.
-    ``frequency``, ``presence`` count output tokens; ``repetition`` (1.0 = off) looks at prompt and output.
+    ``frequency``, ``presence`` count output tokens; ``repetition`` (1.0 = off) looks at prompt and output. ``output_ids`` are those the
+    host knows: an input token that comes through ``future_rows`` is added by the worker, so overlap changes nothing.
     """
 
     frequency: Float32

@@ -82,7 +82,7 @@ def weight_bytes(config: ModelConfig, tp_size: int, dp_size: int) -> int:
     from sgl_jax.srt.models.registry import build_model
 
     mesh = AbstractMesh((dp_size, tp_size // dp_size), ("data", "tensor"))
-    model = build_model(config, mesh)  # type: ignore[arg-type]
+    model = build_model(config, mesh)
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in tree.leaves(nnx.state(model, nnx.Param))

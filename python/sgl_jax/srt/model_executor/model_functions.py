@@ -34,7 +34,8 @@ def functional(model: CausalLM) -> tuple[ModelFunctions, Params]:
     params, treedef = jax.tree.flatten(state)
 
     def merged(values: Params) -> CausalLM:
-        return nnx.merge(graph, jax.tree.unflatten(treedef, values))
+        rebuilt: CausalLM = nnx.merge(graph, jax.tree.unflatten(treedef, values))
+        return rebuilt
 
     return (
         ModelFunctions(

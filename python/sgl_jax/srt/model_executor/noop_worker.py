@@ -50,7 +50,8 @@ def _hash(tokens: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.uin
     h = t * _MIX_TOKEN ^ p * _MIX_POS
     h ^= h >> np.uint64(29)
     h *= np.uint64(0xBF58476D1CE4E5B9)
-    return h ^ (h >> np.uint64(32))
+    mixed: npt.NDArray[np.uint64] = h ^ (h >> np.uint64(32))
+    return mixed
 
 
 def _with_futures(rank: RankInputs, previous: Int32) -> Int32:
@@ -237,7 +238,8 @@ class HashWorker(NoOpWorker):
             raise PageContentError(
                 f"{name}: slot {int(slots[wrong[0]])} holds position {int(memory[1, slots[wrong[0]]])}, expected {at}"
             )
-        return memory[0, slots]
+        found: npt.NDArray[np.int64] = memory[0, slots]
+        return found
 
 
 def hash_reference(

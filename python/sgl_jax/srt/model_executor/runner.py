@@ -184,12 +184,13 @@ class ModelRunner:
         params, params_spec = pack(pad_sampling(step, shape.seqs))
         top = variant.top_logprobs if arrays.logprob_targets is not None else 0
         new = {("forward", batch_spec, top), ("sample", params_spec, variant)} - self._compiled
+        batch, params = jax.device_put((batch, params), self._by_rank)
         buffers, logits, prompt = self._forward(
-            self.params, self.pool.buffers(), self._put(batch), self._previous, spec=batch_spec, top=top
+            self.params, self.pool.buffers(), batch, self._previous, spec=batch_spec, top=top
         )
         self.pool.replace_buffer(buffers)
         sample, self._previous = self._sample(
-            logits, self._put(params), self._previous, spec=params_spec, variant=variant
+            logits, params, self._previous, spec=params_spec, variant=variant
         )
         if new:
             self._compiled |= new
@@ -198,9 +199,6 @@ class ModelRunner:
                     "compiled at run time: %s, %s (%.1f s)", shape, variant, time.perf_counter() - began
                 )
         return LaunchedStep(step, StepOutputs(sample, prompt))
-
-    def _put(self, buffer: np.ndarray) -> jax.Array:
-        return jax.device_put(buffer, self._by_rank)
 
 
 def _forward(
@@ -248,7 +246,8 @@ def _prompt_logprobs(
     def join(x: jax.Array) -> jax.Array:  # [blocks, ranks, rows, ...] -> [ranks, T, ...]
         return x.swapaxes(0, 1).reshape(ranks, blocks * rows, *x.shape[3:])[:, :tokens]
 
-    return jax.tree.map(join, out)
+    joined: PromptLogprobs = jax.tree.map(join, out)
+    return joined
 
 
 def _sample(

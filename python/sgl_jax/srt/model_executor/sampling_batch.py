@@ -72,7 +72,7 @@ def _bucket(length: int, least: int) -> int:
 def _pad_matrix(
     values: Sequence[np.ndarray | None], rows: int, width: int, fill: float, dtype: type
 ) -> np.ndarray:
-    out = np.full((len(values), rows, width), fill, dtype)
+    out: np.ndarray = np.full((len(values), rows, width), fill, dtype)
     for page, value in zip(out, values):
         if value is not None:
             page[: value.shape[0], : value.shape[1]] = value

@@ -177,6 +177,26 @@ def test_padded_rows_read_nothing_live():
         run.pool = saved
 
 
+def test_future_rows_follow_a_shrinking_and_reordered_batch():
+    """A row's input is found by its row in the step before, wherever the row stands now."""
+    drive = driver(seed=5)
+    seqs = [Sequence(list(p), 48) for p in prompts()]
+    for seq in seqs:  # prefill one by one, then a first decode together
+        handle = drive.step(ForwardMode.EXTEND, [[(seq, 48, False)]])
+        seq.tokens.append(int(handle.result().ranks[0].next_token_ids[0]))
+    handles = [(seqs, drive.step(ForwardMode.DECODE, [[(s, 1, False) for s in seqs]]))]
+    for rows in ([2, 0, 1], [1, 2], [2, 1], [2]):
+        order = [seqs[i] for i in rows]
+        handles.append((order, drive.step(ForwardMode.DECODE, [[(s, 1, True) for s in order]])))
+    for order, handle in handles:
+        for seq, token in zip(order, handle.result().ranks[0].next_token_ids):
+            seq.tokens.append(int(token))
+    for seq, want in zip(seqs, expected()["greedy_tokens"]):
+        produced = seq.tokens[48:]
+        assert produced == want[: len(produced)].tolist()
+    assert [len(s.tokens) - 48 for s in seqs] == [3, 5, 6]
+
+
 def test_result_is_cached_and_launch_does_not_wait():
     drive = driver()
     seq = Sequence(prompts()[0], 48)

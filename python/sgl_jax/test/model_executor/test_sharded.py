@@ -33,6 +33,9 @@ table = build_padding_table(4, 64, token_paddings=[64], bs_paddings=[4])
 run = ModelRunner(functions, params, make_pool(config, mesh, 16, 32, 32), mesh, table, PageGeometry(16, 256, 32, 32, 32))
 split = [prompts] if dp == 1 else [prompts[:1], prompts[1:]]
 got = Driver(run.launch, 16, 32, 32, 32, dp_size=dp).generate(split, 16, chunk=20, overlap=True)
+if dp == 2:  # an idle rank
+    idle = Driver(run.launch, 16, 32, 32, 32, dp_size=dp, seed=1).generate([[], prompts[:2]], 8, chunk=20)
+    assert idle == [[], [t[:8] for t in want[:2]]], idle
 print(json.dumps({"mesh": dict(mesh.shape), "equal": [t for rank in got for t in rank] == want,
                   "compiled": run._forward._cache_size()}))
 """
