@@ -13,7 +13,7 @@ copies whole pools otherwise. Step functions take ``buffers()`` donated and give
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -65,10 +65,16 @@ def update_fused_kv_cache_vectorized(
 _write_donated = jax.jit(write_kv, donate_argnums=(0, 1))
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))
-def _zeros(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding | None) -> jax.Array:
-    zeros = jnp.zeros(shape, dtype)
-    return zeros if sharding is None else jax.lax.with_sharding_constraint(zeros, sharding)
+@functools.lru_cache(maxsize=16)
+def _zeros_maker(
+    shape: tuple[int, ...], dtype: Any, sharding: NamedSharding | None
+) -> Callable[[], jax.Array]:
+    """A jitted maker of zero arrays that come into being sharded; layers of one shape share the compiled step."""
+    make = functools.partial(jnp.zeros, shape, dtype)
+    jitted: Callable[[], jax.Array] = (
+        jax.jit(make) if sharding is None else jax.jit(make, out_shardings=sharding)
+    )
+    return jitted
 
 
 class MHATokenToKVPool(KVCache):
@@ -130,7 +136,8 @@ class MHATokenToKVPool(KVCache):
 
     def _create(self, rows: int, features: int) -> list[jax.Array]:
         shape = (rows, self.page_size, features)
-        return [_zeros(shape, jnp.dtype(self.dtype), self.kv_sharding) for _ in range(self.layer_num)]
+        make = _zeros_maker(shape, jnp.dtype(self.dtype), self.kv_sharding)
+        return [make() for _ in range(self.layer_num)]
 
     @property
     def kv_buffer(self) -> list[tuple[jax.Array, jax.Array]]:
@@ -164,13 +171,16 @@ class MHATokenToKVPool(KVCache):
                 f"layer {layer_id}: slots {bad} are outside 0..{per_rank - 1} of rank {dp_rank}"
             )
         index = layer_id - self.start_layer
-        self.k_buffer[index], self.v_buffer[index] = _write_donated(
+        written = _write_donated(
             self.k_buffer[index],
             self.v_buffer[index],
             jnp.asarray(slots + dp_rank * per_rank, jnp.int32),
             jnp.asarray(cache_k),
             jnp.asarray(cache_v),
         )
+        if self.kv_sharding is not None:
+            written = jax.device_put(written, self.kv_sharding)
+        self.k_buffer[index], self.v_buffer[index] = written
 
     def replace_buffer(self, kv_buffer: Sequence[Any]) -> None:
         """``kv_buffer``: (K, V) per layer, shapes as before. Raises PoolSizeError for another number of layers."""

@@ -1,0 +1,1 @@
+"""Pool tests mirror ``mem_cache/memory_pool``."""
