@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -46,10 +47,16 @@ def show_plan(args: ServerArgs) -> int:
     """Prints the start-up plan and starts nothing."""
     check_model_path(args)
     choose_platform(args)
-    from sgl_jax.srt.model_executor.plan import make_plan, plan_text
+    from sgl_jax.srt.mem_cache.registry import route_for
+    from sgl_jax.srt.model_executor.memory_budget import make_plan, plan_text
+    from sgl_jax.srt.model_executor.worker import resolve_model_config
 
-    print(plan_text(make_plan(args)))
+    config = resolve_model_config(args)
+    plan = make_plan(args, config)
+    route = route_for(args, config.is_hybrid_swa and not args.disable_hybrid_swa_memory)
     print(arguments_text(args))
+    print(f"Route: {json.dumps(route.to_dict())}")
+    print(plan_text(plan))
     return 0
 
 
@@ -78,7 +85,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m sgl_jax.launc
     try:
         args = ServerArgs.from_cli_args(namespace)
         return show_plan(args) if namespace.dry_run else serve(args)
-    except ServerArgsError as error:
+    except ValueError as error:  # flags, checkpoints, plans: all name flag or file, value and remedy
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
 

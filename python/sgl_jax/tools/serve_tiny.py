@@ -94,12 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--model", help="folder of a supported checkpoint; default: a tiny one that is made once"
     )
     own = parser.parse_args(words[:at])
-    from sgl_jax.launch_server import serve, show_plan
+    from sgl_jax.launch_server import arguments_text, serve
 
     os.environ.setdefault("SGL_JAX_CACHE_DIR", str(cache_folder()))
     try:
         args = ServerArgs.from_cli(server_flags(own.model, words[at + 1 :]))
-        show_plan(args)
+        print(
+            arguments_text(args), flush=True
+        )  # the pool plan follows in the log, from the process that holds the device
         return serve(args, on_ready=lambda ready: print(try_it(ready), flush=True))
     except ServerArgsError as error:
         print(f"serve: error: {error}", file=sys.stderr)

@@ -14,16 +14,31 @@ async def server_info(manager: TokenizerManager, status: str, timeout: float) ->
 
     Answers also while the scheduler is busy or starting: ``internal_states`` is then a list with one ``error``.
     """
-    resolved = manager.info.get("args") or {}
     return {
         **manager.args.to_dict(),
-        **{k: v for k, v in manager.info.items() if k != "args"},
-        "arguments": {**manager.args.describe(), **resolved},
+        **manager.info,
+        "arguments": _arguments(manager),
         "version": __version__,
         "status": status,
         "open_requests": manager.open_requests,
         "internal_states": await _internal_states(manager, timeout),
     }
+
+
+_RESOLVED_LATE = {
+    "context_length": ("context_len", "model", "config.json"),
+    "max_total_tokens": ("max_total_num_tokens", "derived", "the memory plan"),
+    "max_running_requests": ("max_running_requests", "derived", "the device's default"),
+}
+
+
+def _arguments(manager: TokenizerManager) -> dict[str, Any]:
+    """Arguments with provenance; values that only model and device could give are filled in with their source."""
+    shown = manager.args.describe()
+    for name, (key, source, note) in _RESOLVED_LATE.items():
+        if shown[name]["value"] is None and manager.info.get(key) is not None:
+            shown[name] = {"value": manager.info[key], "source": source, "note": note}
+    return shown
 
 
 async def _internal_states(manager: TokenizerManager, timeout: float) -> list[Any]:

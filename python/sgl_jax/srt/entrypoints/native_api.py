@@ -17,7 +17,7 @@ from sgl_jax.srt.entrypoints.http_io import (
     sse,
     while_connected,
 )
-from sgl_jax.srt.entrypoints.sequences import LogprobWish, Prompt, Sequences, new_rid, open_sequences
+from sgl_jax.srt.entrypoints.sequences import LogprobWish, Prompt, new_rid, open_sequences
 from sgl_jax.srt.managers.frontend.errors import RequestError
 from sgl_jax.srt.managers.frontend.request_state import RequestState, TopLogprobs
 from sgl_jax.srt.managers.io_struct import SamplingParams
@@ -250,13 +250,23 @@ def answer(manager: TokenizerManager, state: RequestState, texts: bool = False) 
     }
 
 
-async def _stream(
-    manager: TokenizerManager, opened: Sequences, batch: bool, texts: bool
-) -> AsyncGenerator[bytes, None]:
-    async with opened:
+async def stream(manager: TokenizerManager, body: GenerateBody) -> AsyncGenerator[dict[str, Any], None]:
+    """The parts of a streamed answer, with cumulative text; those of a batch carry their ``index``."""
+    refuse_unknown_fields(body, _NEUTRAL)
+    prompts, batch = await _prompts(manager, body)
+    texts = bool((body.model_extra or {}).get("return_text_in_logprobs"))
+    async with await open_sequences(manager, prompts, True, _group(body)) as opened:
         async for index in opened.news():
             item = answer(manager, opened.states[index], texts)
-            yield sse({**item, "index": index} if batch else item)
+            yield {**item, "index": index} if batch else item
+
+
+async def _events(parts: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    try:
+        async for part in parts:
+            yield sse(part)
+    finally:
+        await parts.aclose()
 
 
 async def generate(manager: TokenizerManager, body: GenerateBody) -> Any:
@@ -280,8 +290,4 @@ async def generate_route(request: Request) -> Response:
     body = await parse_body(request, GenerateBody)
     if not body.stream:
         return json_response(await while_connected(request, generate(manager, body)))
-    refuse_unknown_fields(body, _NEUTRAL)
-    prompts, batch = await _prompts(manager, body)
-    texts = bool((body.model_extra or {}).get("return_text_in_logprobs"))
-    opened = await open_sequences(manager, prompts, True, _group(body))
-    return EventStream(_stream(manager, opened, batch, texts))
+    return EventStream(_events(stream(manager, body)))

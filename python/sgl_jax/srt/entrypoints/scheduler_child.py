@@ -61,6 +61,7 @@ def _child_main(
 ) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent drains, and says when to end
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)  # absent platforms are no news
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     try:
         target(args, recv_addr, send_addr)
