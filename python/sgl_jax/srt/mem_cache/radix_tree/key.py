@@ -26,6 +26,15 @@ def _pack(token_ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
+def _pack_array(token_ids: npt.NDArray[Any]) -> bytes:
+    """As :func:`_pack` for an array; ids wider than int32 are checked, never wrapped."""
+    if token_ids.dtype.itemsize > _INT_BYTES or token_ids.dtype == np.uint32 or token_ids.dtype == object:
+        wrong = (token_ids < np.iinfo(np.int32).min) | (token_ids > np.iinfo(np.int32).max)
+        if wrong.any():
+            raise OverflowError(f"token id {token_ids[wrong][0]} does not fit int32")
+    return np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+
+
 class TokenBuffer:
     """Growing packed token ids of one request: packed once, extended by the generated tokens only.
 
@@ -44,7 +53,7 @@ class TokenBuffer:
     def extend(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Append ids. Raises OverflowError for an id outside int32."""
         if isinstance(token_ids, np.ndarray):
-            self._data += np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+            self._data += _pack_array(token_ids)
         else:
             self._data += _pack(token_ids)
 
@@ -77,7 +86,7 @@ class RadixKey:
         self._width = _INT_BYTES
         self._buf: bytes | bytearray
         if isinstance(token_ids, np.ndarray):
-            self._buf = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+            self._buf = _pack_array(token_ids)
         elif self._len and isinstance(token_ids[0], tuple):
             self._width = _INT_BYTES * len(token_ids[0])
             self._buf = _pack(i for gram in token_ids for i in gram)
@@ -137,9 +146,10 @@ class RadixKey:
         if not isinstance(other, RadixKey):
             return NotImplemented
         return (
-            (self.extra_key, self.dp_rank, self._len, self._width)
-            == (other.extra_key, other.dp_rank, other._len, other._width)
-        ) and self._bytes() == other._bytes()
+            (self.extra_key, self.dp_rank, self._len) == (other.extra_key, other.dp_rank, other._len)
+            and (self._width == other._width or self._len == 0)
+            and self._bytes() == other._bytes()
+        )
 
     def __hash__(self) -> int:
         return hash((self.extra_key, self.dp_rank, self._bytes()))
@@ -147,6 +157,11 @@ class RadixKey:
     def compact(self) -> RadixKey:
         """A key with its own bytes and nothing else, safe to keep after the request is gone."""
         return self._view(self._bytes(), 0, self._len, self._width, self.extra_key, self.dp_rank)
+
+    @property
+    def packed(self) -> bytes:
+        """The ids as little-endian int32 bytes; no copy on a compact key."""
+        return self._bytes()
 
     def page_bytes(self, page_size: int) -> bytes:
         """Bytes of the first ``page_size`` ids (fewer when the key is shorter)."""
@@ -169,7 +184,9 @@ class RadixKey:
         return int(diff.argmax()) * _INT_BYTES // width
 
     def startswith(self, prefix: RadixKey) -> bool:
-        """True when ``prefix`` (same width) is a prefix of this key; one memcmp."""
+        """True when ``prefix`` (same width, or empty) is a prefix of this key; one memcmp."""
+        if prefix._len == 0:
+            return True
         if prefix._len > self._len or prefix._width != self._width:
             return False
         if prefix._off == 0 and len(prefix._buf) == prefix._len * prefix._width:
