@@ -171,7 +171,8 @@ class Req:
         """Prompt and processed output, packed once for radix keys and extended by the new tokens only."""
         buffer = self._radix_tokens
         if buffer is None:
-            buffer = self._radix_tokens = TokenBuffer(self.radix_input_ids)
+            same = self.radix_input_ids is self.origin_input_ids
+            buffer = self._radix_tokens = TokenBuffer(self._prompt_array if same else self.radix_input_ids)
         known = len(buffer) - len(self.radix_input_ids)
         if known < len(self.output_ids):
             buffer.extend(self.output_ids[known:])
