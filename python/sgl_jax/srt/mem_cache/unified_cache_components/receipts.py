@@ -24,6 +24,11 @@ def committed_tail_end(req: Any, committed: int, page_size: int) -> int:
     return max(committed, min(ceil_page(committed, page_size), int(allocated)))
 
 
+def rid_of(req: Any) -> str:
+    """The request's id for messages and logs."""
+    return str(getattr(req, "rid", ""))
+
+
 def own_rank(req: Any) -> int:
     """The request's DP rank; None means 0."""
     rank = getattr(req, "dp_rank", None)

@@ -39,6 +39,18 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.int32]
 FULL, SWA = ComponentType.FULL, ComponentType.SWA
 
+#: Distance between a cold age and a tick: older than every value that was ever inside a refreshed window.
+_COLD = float(2**40)
+
+
+def cold_age() -> float:
+    """Age of a value that no refreshed window has covered yet.
+
+    Such values go first, oldest first; so a long branch loses what lies outside its trailing windows (and outside the windows
+    at chunk ends and branch points, which were refreshed) before any branch loses a window it can be matched by (D26).
+    """
+    return get_and_increase_time_counter() - _COLD
+
 
 def window_cuts(low: int, high: int, limit: int) -> list[int]:
     """Offsets that cut ``[low, high)`` from its end into pieces of at most ``limit``, ascending, ends excluded."""
@@ -165,6 +177,8 @@ class SWAComponent(TreeComponent):
 
         [0, live_from)         one tombstone
         [live_from, length)    pieces of at most ceil_page(W); ``node`` itself is the last
+
+        The pieces are cold until the insert ends and refreshes its trailing window.
         """
         length = len(node.key)
         cuts = [live_from] if live_from else []
@@ -174,7 +188,7 @@ class SWAComponent(TreeComponent):
         for piece in pieces[1:] if live_from else pieces:
             size = len(piece.key)
             part = swa[offset - live_from : offset - live_from + size]
-            piece.component_data[SWA].metadata[AGE_KEY] = get_and_increase_time_counter()
+            piece.component_data[SWA].metadata[AGE_KEY] = cold_age()
             self.cache.accounts.set_value(piece, SWA, part.copy() if len(pieces) > 1 else part)
             offset += size
 

@@ -126,6 +126,7 @@ class UnifiedRadixCache(BasePrefixCache):
         }
         self._components_tuple = tuple(self.components.values())
         self._enders = tuple(c for c in self._components_tuple if c.component_type is not FULL)
+        self._walkers = tuple(c for c in self._components_tuple if c.refreshes_on_walk)
         self._lifecycle = RequestLifecycle(self)
         self.op_log: deque[OpRecord] = deque(maxlen=_OP_LOG_LENGTH)
         self._ledger_event_totals: dict[int, dict[str, int]] = {}
@@ -184,9 +185,8 @@ class UnifiedRadixCache(BasePrefixCache):
             self._log("match", key.dp_rank, params.req, len(key), 0)
             return empty
         chunks, accepted = self._validate(path, params.full_only)
-        walkers = [c for c in self._components_tuple if c.refreshes_on_walk]
-        for node in path:
-            for component in walkers:
+        for component in self._walkers:
+            for node in path:
                 component.refresh_lru(LRURefreshPhase.WALKDOWN, node, self.root_node)
         best = path[accepted - 1] if accepted else self.root_node
         if accepted and not params.full_only:

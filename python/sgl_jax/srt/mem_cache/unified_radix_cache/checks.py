@@ -113,8 +113,9 @@ def _check_unique(nodes: Sequence[UnifiedTreeNode], ct: ComponentType, rank: int
 def _check_mapping(
     cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode], rank: int
 ) -> Iterator[Violation]:
-    live = [n for n in nodes if n.component_data[SWA].value is not None]
-    dead = [n for n in nodes if n.component_data[SWA].value is None]
+    paired = [n for n in nodes if n.full_data.value is not None]
+    dead = [n for n in paired if n.component_data[SWA].value is None]
+    live = [n for n in paired if len(n.full_data.value) == len(_values([n], SWA))]
     for group, wanted in ((live, _values(live, SWA)), (dead, None)):
         full = _values(group, FULL)
         if not full.size:

@@ -24,6 +24,7 @@ from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 from sgl_jax.srt.mem_cache.unified_cache_components.receipts import (
     committed_tail_end,
     own_rank,
+    rid_of,
     store_receipt,
 )
 from sgl_jax.srt.mem_cache.window import reclaim_boundary
@@ -95,7 +96,7 @@ class RequestLifecycle:
         protected = params.prev_prefix_len
         params.key, params.value = key, row[: len(key)]
         with cache.applier.transaction():
-            facts = cache.insert_below(self._start_node(req, key), params, keep_leaf=True, rid=req.rid)
+            facts = cache.insert_below(self._start_node(req, key), params, keep_leaf=True, rid=rid_of(req))
             self._free_single(facts.result.prefix_len, params, key)
             self._repoint(row, facts.end, protected)
             for component in cache._components_tuple:
@@ -103,7 +104,11 @@ class RequestLifecycle:
             self._exchange_lock(req, facts.end)
         matched = facts.end.path_len()
         req.last_matched_prefix_len = req.cache_protected_len = matched
-        req.prefix_indices = row[:length]
+        shown = row[:length]
+        shown.flags.writeable = (
+            False  # a view: the row changes under its owner only, and never through this name
+        )
+        req.prefix_indices = shown
 
     def _free_single(self, prefix_len: int, params: InsertParams, key: RadixKey) -> None:
         """With one component the core leaves ``[p, prefix_len)`` to the caller."""
@@ -155,7 +160,9 @@ class RequestLifecycle:
             result = None
             if is_insert and len(key):
                 params.key, params.value = key, row[: len(key)]
-                facts = cache.insert_below(self._start_node(req, key), params, keep_leaf=False, rid=req.rid)
+                facts = cache.insert_below(
+                    self._start_node(req, key), params, keep_leaf=False, rid=rid_of(req)
+                )
                 result = facts.result
                 self._free_single(result.prefix_len, params, key)
             else:

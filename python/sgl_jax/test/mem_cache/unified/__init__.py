@@ -1,0 +1,1 @@
+"""Worked examples of the unified tree, component by component."""
