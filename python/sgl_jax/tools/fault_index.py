@@ -1,6 +1,6 @@
-"""Keeps the test column of ``docs/faults.md`` in step with the fault ids named in test docstrings.
+"""Writes ``docs/faults.md``: every fault id named in a test docstring, one line about it, and the tests.
 
-``python -m sgl_jax.tools.fault_index`` prints ids without a row and rows without a test; ``--write`` rewrites the column.
+``python -m sgl_jax.tools.fault_index`` reports ids without a row and rows without a test; ``--write`` renews the document.
 """
 
 from __future__ import annotations
@@ -12,9 +12,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from sgl_jax.tools.fault_lines import LINES
+
 PACKAGE = Path(__file__).resolve().parents[1]
 TESTS = PACKAGE / "test"
 DOC = PACKAGE.parents[1] / "docs" / "faults.md"
+_SHOWN = 4
+HEAD = """# Faults that this implementation must not have
+
+Classes of faults that users of such serving caches reported (D01-D86), and the ten found in the merged version of the
+feature (fault 1-10), each with the tests that name it in their docstring (paths below `python/sgl_jax/test/`). Written by
+`python -m sgl_jax.tools.fault_index --write`; a test keeps the table true.
+
+| id | what must never happen | tests |
+|---|---|---|"""
 _ID = re.compile(r"\bD\d\d\b(?!-)")
 _RANGE = re.compile(r"\bD(\d\d)\s*[-–]\s*D?(\d\d)\b")
 _ROW = re.compile(r"^\| (D\d\d|fault \d+) \| (.*?) \| (.*) \|$")
@@ -56,14 +67,13 @@ def rows(text: str) -> dict[str, tuple[str, list[str]]]:
     return out
 
 
-def rewrite(text: str, found: dict[str, list[str]]) -> str:
-    """The document with its test column renewed (at most four tests a row)."""
-    lines = []
-    for line in text.splitlines():
-        if (match := _ROW.match(line)) and match[1] in found:
-            tests = ", ".join(f"`{t}`" for t in found[match[1]][:4])
-            line = f"| {match[1]} | {match[2]} | {tests} |"
-        lines.append(line)
+def document(found: dict[str, list[str]]) -> str:
+    """The whole document: one row per fault that has a test (at most four tests a row)."""
+    lines = [HEAD]
+    for fault, line in LINES.items():
+        if fault in found:
+            tests = ", ".join(f"`{t}`" for t in found[fault][:_SHOWN])
+            lines.append(f"| {fault} | {line} | {tests} |")
     return "\n".join(lines) + "\n"
 
 
@@ -73,10 +83,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help="rewrite the test column of docs/faults.md")
     args = parser.parse_args(argv)
-    found, text = index(), DOC.read_text()
+    found = index()
     if args.write:
-        DOC.write_text(rewrite(text, found))
-    listed = rows(text)
+        DOC.write_text(document(found))
+    listed = rows(DOC.read_text())
     for fault in sorted(set(found) - set(listed)):
         print(f"no row: {fault} ({', '.join(found[fault][:3])})")
     for fault in sorted(set(listed) - set(found)):

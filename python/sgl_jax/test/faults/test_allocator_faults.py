@@ -262,3 +262,18 @@ def test_extending_behind_an_unmapped_slot_is_refused(op: str, page: int) -> Non
         else:
             alloc.alloc_decode([page + 3], out[-1:], dp_rank=0)
     assert (alloc.full_to_swa_index_mapping == before).all() and sizes(alloc) == size
+
+
+def test_a_page_that_grew_after_a_transfer_is_still_whole() -> None:
+    """D01: page 1 held 2 tokens, lost and regained its SWA half, grew to 4 and lost it again: 2 tokens do not free it."""
+    alloc = build_allocator(4, 4, 4, 1)
+    assert alloc.alloc_extend([0], [2], ids(-1), 2, dp_rank=0).tolist() == [4, 5]
+    alloc.free_swa(ids(4, 5))
+    assert alloc.alloc_extend([0], [2], ids(-1), 2, dp_rank=0).tolist() == [8, 9]
+    alloc.transfer_swa_mapping(ids(8, 9), ids(4, 5), dp_rank=0)
+    assert alloc.alloc_decode([3], ids(5), dp_rank=0).tolist() == [6]
+    assert alloc.alloc_decode([4], ids(6), dp_rank=0).tolist() == [7]
+    alloc.free_swa(span(4, 8))
+    with pytest.raises(PartialPageError):
+        alloc.free(ids(4, 5))
+    assert sizes(alloc) == (12, 16)

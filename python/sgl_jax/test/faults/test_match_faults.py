@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from sgl_jax.srt.mem_cache.base_prefix_cache import InsertParams
+from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
 from sgl_jax.test.faults.kit import Kit, seq
 from sgl_jax.test.stateful.build import WorldConfig
 from sgl_jax.test.stateful.replay import run_ops
@@ -145,3 +148,27 @@ def test_hits_of_whole_pages_read_the_right_kv(hit_pages: int) -> None:
     assert world.live[-1].protected == 4 * hit_pages
     world.step("decode", 0, 0, 3)
     world.drain()
+
+
+def test_the_page_before_the_last_stop_is_kept_under_pressure() -> None:
+    """D13, DECISION 2: W + P tokens are refreshed, so the look-up that stops one page short survives the eviction."""
+    kit = Kit(page=4, window=4, full=128, swa=128)
+    x, y = seq(16), seq(16, start=500)
+    kit.insert(x)
+    kit.insert(y)
+    assert len(kit.match(x)) == 16
+    assert kit.evict(swa=24)[1] == 24
+    assert len(kit.match(x[:15])) == 12 and len(kit.match(x)) == 16
+    assert kit.match(y) == []
+
+
+def test_a_key_that_is_no_page_multiple_is_cut() -> None:
+    """D10, D11: the direct insert takes whole pages only; the caller keeps the tail's slots."""
+    kit = Kit(page=4, window=4)
+    slots = kit.allocator.alloc_extend([0], [10], np.array([-1], np.int32), 10, dp_rank=0)
+    result = kit.cache.insert(InsertParams(key=RadixKey(seq(10), None, 0), value=slots))
+    assert result.prefix_len == 0 and kit.cache.total_size() == 8
+    assert kit.shape() == [(0, 4, True), (4, 8, True)]
+    assert kit.match(seq(10)) == list(range(4, 12)) and kit.match(seq(7)) == [4, 5, 6, 7]
+    kit.allocator.free(slots[8:], dp_rank=0)
+    kit.assert_cold_after_evicting_all()

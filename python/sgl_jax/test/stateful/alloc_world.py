@@ -149,7 +149,7 @@ class AllocWorld:
 
     def partial(self, a: int, b: int) -> None:
         """Some tokens of a page: refused in strict mode, nothing otherwise (D01)."""
-        i = self._pick(a, self._live)
+        i = self._pick(a)
         if i is None or self.page == 1:
             return
         rank, slots = self.rows[i]
@@ -158,12 +158,15 @@ class AllocWorld:
         if len(page) < 2:
             return
         some = np.array(page[: 1 + b % (len(page) - 1)], np.int32)
-        calls = (self.allocator.free, self.allocator.free_full, self.allocator.free_swa)
+        calls = [self.allocator.free, self.allocator.free_full]
+        if self._live(rank, page):
+            calls.append(self.allocator.free_swa)
+        call = calls[b % len(calls)]
         if self.strict:
             with pytest.raises(PartialPageError):
-                calls[b % 3](some, dp_rank=rank)
+                call(some, dp_rank=rank)
         else:
-            calls[b % 3](some, dp_rank=rank)
+            call(some, dp_rank=rank)
 
     def double(self, a: int, b: int) -> None:
         """A page that is free is freed again."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from sgl_jax.tools.mutants.mutant import Mutant
 
 _A = "srt/mem_cache/allocator/"
-_SWA, _POOL, _PAGED = _A + "swa.py", _A + "rank_pool.py", _A + "paged.py"
+_SWA, _POOL, _PAGED, _MAP = _A + "swa.py", _A + "rank_pool.py", _A + "paged.py", _A + "mapping.py"
 
 ALLOCATOR: tuple[Mutant, ...] = (
     Mutant("alloc_drop_dedup", _POOL, "        return self.distinct(ids)\n", "        return ids\n"),
     Mutant(
         "alloc_double_free_accepted",
         _POOL,
-        "            ids = ids[states == ALLOCATED]\n",
+        "            ids = ids[live]\n",
         "            ids = ids[states != RESERVED]\n",
     ),
     Mutant("alloc_group_not_deferred", _POOL, "PENDING if defer else FREE\n", "FREE\n"),
@@ -38,26 +38,39 @@ ALLOCATOR: tuple[Mutant, ...] = (
         "        self.state[ids] = FREE\n        self._window, self._head",
         "        self._window, self._head",
     ),
-    Mutant("alloc_no_rollback", _SWA, "lambda: full.rewind(rank, mark)\n", "lambda: None\n"),
     Mutant(
-        "alloc_extend_no_rollback",
+        "alloc_no_rollback",
         _SWA,
-        "            lambda: full.unextend(rank, mark, plan),\n",
-        "            lambda: None,\n",
+        "                    full.rewind(rank, mark)\n",
+        "                    pass\n",
     ),
     Mutant(
-        "alloc_decode_no_rollback",
+        "alloc_swa_failure_ignored",
         _SWA,
-        "            lambda: full.undecode(rank, mark, seq, last),\n",
-        "            lambda: None,\n",
+        "        if full_slots is None or swa_slots is None:\n            return None\n        self._maps[rank].write_run(full_slots, swa_slots, fill)\n",
+        "        if full_slots is None:\n            return None\n        self._maps[rank].write_run(full_slots, full_slots if swa_slots is None else swa_slots, fill)\n",
     ),
     Mutant(
-        "alloc_rollback_forgets_the_fill",
-        _PAGED,
-        "        self.rewind(rank, mark)\n        self._set_fill(rank, plan.last_loc, plan)\n",
-        "        self.rewind(rank, mark)\n",
+        "alloc_held_count_forgotten",
+        _MAP,
+        "                self._held[units] = np.count_nonzero(self._rows[units], axis=1)\n",
+        "                pass\n",
     ),
-    Mutant("alloc_keep_stale_mapping", _SWA, "        mapping.clear_pages(units)\n", ""),
+    Mutant("alloc_held_count_survives_owner", _SWA, "        self._maps[rank].forget_held(owned)\n", ""),
+    Mutant("alloc_short_page_shows_earlier_life", _MAP, "            row[short:] = 0\n", ""),
+    Mutant(
+        "alloc_decode_page_not_wiped",
+        _SWA,
+        "        if fresh.size:\n            mapping.wipe_pages(fresh // self.page_size)\n",
+        "",
+    ),
+    Mutant(
+        "alloc_rewind_keeps_the_head",
+        _POOL,
+        "        self._window, self._head = mark.window, mark.head\n",
+        "        self._window = mark.window\n",
+    ),
+    Mutant("alloc_keep_stale_mapping", _SWA, "        mapping.clear_pages(units, keep_full)\n", ""),
     Mutant("alloc_transfer_copies_mapping", _SWA, "        mapping.clear_tokens(source)\n", ""),
     Mutant("alloc_transfer_keeps_source_full", _SWA, "        self._release_full(owned, source, rank)\n", ""),
     Mutant(
@@ -77,20 +90,20 @@ ALLOCATOR: tuple[Mutant, ...] = (
         "alloc_free_full_frees_swa",
         _SWA,
         "        units = self._named(indices, rank, self._live_full(rank))\n",
-        "        units = self._named(indices, rank, self._live_full(rank))\n        self._release_swa(units, rank)\n",
+        "        units = self._named(indices, rank, self._live_full(rank))\n        self._release_swa(units, rank, keep_full=False)\n",
     ),
     Mutant(
         "alloc_free_skips_swa",
         _SWA,
-        "        self._release_swa(units, rank)\n        self._release_full(full_owned",
+        "        self._release_swa(units, rank, keep_full=False)\n        self._release_full(full_owned",
         "        self._release_full(full_owned",
     ),
     Mutant("alloc_clear_keeps_mapping", _SWA, "        self._maps[rank].clear()\n", ""),
     Mutant(
         "alloc_rank_zero_mapping",
         _SWA,
-        "        self._maps[rank].write(full_slots, swa_slots)\n",
-        "        self._maps[0].write(full_slots, swa_slots)\n",
+        "        self._maps[rank].write_run(full_slots, swa_slots, 0)\n",
+        "        self._maps[0].write_run(full_slots, swa_slots, 0)\n",
     ),
     Mutant(
         "alloc_omitted_rank_is_zero",
@@ -101,8 +114,8 @@ ALLOCATOR: tuple[Mutant, ...] = (
     Mutant(
         "alloc_pages_rounded_down",
         _A + "extend.py",
-        "    pages = num_pages(end, page_size) - num_pages(start, page_size)\n",
-        "    pages = end // page_size - num_pages(start, page_size)\n",
+        "    pages = -(-seq // page_size) - -(-prefix // page_size)\n",
+        "    pages = seq // page_size - -(-prefix // page_size)\n",
     ),
     Mutant(
         "alloc_decode_crossing_off_by_one",

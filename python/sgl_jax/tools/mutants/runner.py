@@ -19,6 +19,7 @@ from sgl_jax.tools.mutants.mutant import PACKAGE_ROOT, Mutant
 #: Quickest first: most mutants die in the worked examples.
 SUITE: tuple[str, ...] = (
     "test/faults",
+    "test/stateful/test_lru_machine.py",
     "test/stateful/test_replays.py",
     "test/stateful/test_allocator_machine.py",
     "test/stateful/test_cache_machine.py",
@@ -91,8 +92,8 @@ def judge(mutant: Mutant, suite: Sequence[str], deadline: float) -> Verdict:
         return Verdict(mutant.name, "timeout", took)
     if code == 0:
         return Verdict(mutant.name, "survived", took)
-    if code != 1:
-        return Verdict(mutant.name, "killed", took, f"pytest exit {code}: {_last_line(tail)}")
+    if code not in (1, 2):  # 2: the mutant breaks a test module's import
+        return Verdict(mutant.name, "broken", took, f"pytest exit {code}: {_last_line(tail)}")
     return Verdict(mutant.name, "killed", took, _first_failure(tail))
 
 
