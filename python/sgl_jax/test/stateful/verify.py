@@ -12,7 +12,7 @@ from sgl_jax.test.oracle.pool import Mismatch
 from sgl_jax.test.oracle.tree import Cell
 
 if TYPE_CHECKING:
-    from sgl_jax.test.stateful.world import World
+    from sgl_jax.test.stateful.desk import Desk
 
 
 def need(condition: bool, message: str) -> None:
@@ -20,7 +20,7 @@ def need(condition: bool, message: str) -> None:
         raise Mismatch(message)
 
 
-def pair_nodes(world: World, views: list[NodeView]) -> list[tuple[int, NodeView, list[Cell | None]]]:
+def pair_nodes(world: Desk, views: list[NodeView]) -> list[tuple[int, NodeView, list[Cell | None]]]:
     """Each node with its rank and the oracle cells it covers; None where the oracle has no such page."""
     size, out = world.cfg.page, []
     last: dict[int, Cell | None] = {}
@@ -45,7 +45,7 @@ def pair_nodes(world: World, views: list[NodeView]) -> list[tuple[int, NodeView,
     return out
 
 
-def absorb_evictions(world: World) -> tuple[list[list[int]], list[list[int]]]:
+def absorb_evictions(world: Desk) -> tuple[list[list[int]], list[list[int]]]:
     """After a call that may evict: judge what vanished, tell the oracle. Returns freed slots per pool and rank."""
     size = world.cfg.page
     seen: set[int] = set()
@@ -69,7 +69,7 @@ def absorb_evictions(world: World) -> tuple[list[list[int]], list[list[int]]]:
     return freed, [[len(stoned)], [len(gone)]]
 
 
-def check_tree(world: World, views: list[NodeView]) -> None:
+def check_tree(world: Desk, views: list[NodeView]) -> None:
     """Every node equals its cells; every cell is covered once; live nodes are window-bounded; no dead tombstone."""
     size, limit = world.cfg.page, ceil_page(world.cfg.window, world.cfg.page)
     covered = 0
@@ -102,7 +102,7 @@ def check_tree(world: World, views: list[NodeView]) -> None:
     )
 
 
-def check_sums(world: World) -> None:
+def check_sums(world: Desk) -> None:
     cache = world.cache
     for rank in range(world.cfg.dp):
         want = world.tree.sums(rank)
@@ -117,7 +117,7 @@ def check_sums(world: World) -> None:
         )
 
 
-def check_available(world: World) -> None:
+def check_available(world: Desk) -> None:
     alloc = world.allocator
     for rank, pool in enumerate(world.pools):
         full, swa = alloc.full_available_size(rank), alloc.swa_available_size(rank)
@@ -129,7 +129,7 @@ def check_available(world: World) -> None:
         need(alloc.available_size(rank) == min(full, swa), f"[dp={rank}] available_size is not the minimum")
 
 
-def check_pools(world: World) -> None:
+def check_pools(world: Desk) -> None:
     """Free pages as sets, no duplicates; the whole mapping; every row."""
     cfg, alloc = world.cfg, world.allocator
     for rank, pool in enumerate(world.pools):
@@ -170,7 +170,7 @@ def check_pools(world: World) -> None:
         )
 
 
-def check_self(world: World) -> None:
+def check_self(world: Desk) -> None:
     """The implementation's own invariants and its ledger agree that nothing is wrong."""
     for part in (world.allocator, world.cache):
         violations = part.check()
@@ -182,7 +182,7 @@ def check_self(world: World) -> None:
         check_ledger(world, rank, world.cache.cache_ledger_snapshot(rank, reqs))
 
 
-def check_ledger(world: World, rank: int, snap: dict[str, int]) -> None:
+def check_ledger(world: Desk, rank: int, snap: dict[str, int]) -> None:
     """Each field of the ledger against a count made here from the oracle (RFC 6, CONTRACT 12)."""
     pool, sums = world.pools[rank], world.tree.sums(rank)
     for name, part in (("full", pool.full), ("swa", pool.swa)):
@@ -218,7 +218,7 @@ def check_ledger(world: World, rank: int, snap: dict[str, int]) -> None:
     )
 
 
-def verify(world: World, full: bool) -> None:
+def verify(world: Desk, full: bool) -> None:
     """All comparisons; ``full`` adds free lists, mapping, rows, ``check()`` and the ledger."""
     check_available(world)
     if world.cfg.cache == "unified":
@@ -229,7 +229,7 @@ def verify(world: World, full: bool) -> None:
         check_self(world)
 
 
-def describe(world: World) -> dict[str, Any]:
+def describe(world: Desk) -> dict[str, Any]:
     """Short picture for a failure message."""
     return {
         "config": world.cfg.label(),
