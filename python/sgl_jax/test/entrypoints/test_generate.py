@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("front-end")
+
 GREEDY = {"temperature": 0, "max_new_tokens": 6}
 
 

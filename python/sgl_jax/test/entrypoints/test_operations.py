@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("front-end")
+
 
 def wait_until(condition, seconds=10.0):
     deadline = time.monotonic() + seconds

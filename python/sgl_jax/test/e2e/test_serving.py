@@ -1,0 +1,270 @@
+"""The whole server, as a user starts it, on the tiny Gemma-4 checkpoint: chat, cache hits, load, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+
+import httpx
+import openai
+import pytest
+
+from sgl_jax.test.entrypoints.running import REAL, running
+
+PAGE = 16
+FLAGS = (
+    "--enable-unified-radix-cache",
+    "--enable-cache-report",
+    "--enable-metrics",
+    "--debug-cache",
+    *("--page-size", str(PAGE), "--context-length", "384", "--chunked-prefill-size", "64"),
+    *("--max-total-tokens", "768", "--max-running-requests", "8", "--max-queued-requests", "64"),
+    *("--schedule-conservativeness", "0.1"),
+)
+pytestmark = pytest.mark.xdist_group("e2e-serving")
+
+LONG = "The sea was calm, the boats came home, and the children counted them one by one. "
+GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(REAL, *FLAGS, seconds=150) as live:
+        yield live
+
+
+@pytest.fixture
+def cold(server):
+    assert server.client.get("/flush_cache?timeout=30").status_code == 200
+    return server
+
+
+def ledger(server):
+    view = server.client.get("/get_cache_ledger").json()
+    assert view["violations"] == []
+    return view["ranks"][0]
+
+
+def cached_total(server):
+    text = server.client.get("/metrics").text
+    return float(
+        re.search(r'^sglang:cached_tokens_total{dp_rank="0",model_name="tiny"} (\S+)$', text, flags=re.M)[1]
+    )
+
+
+def test_chat_twice_hits_everywhere(cold):
+    """The same chat again: cached_tokens > 0 in usage, stream usage, meta_info and counter; the same words."""
+    before = cached_total(cold)
+    with openai.OpenAI(base_url=cold.url + "/v1", api_key="none") as client:
+        ask = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": LONG * 2}],
+            "max_tokens": 12,
+            "temperature": 0,
+        }
+        first, second = (client.chat.completions.create(**ask) for _ in range(2))
+        chunks = list(
+            client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+        )
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    hit = second.usage.prompt_tokens_details.cached_tokens
+    assert hit > 0 and hit % PAGE == 0
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == hit
+    streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert first.choices[0].message.content == second.choices[0].message.content == streamed
+    assert cached_total(cold) - before == 2 * hit
+
+
+def test_same_ids_cold_and_warm(cold):
+    answers = [cold.generate(text=LONG * 2, sampling_params=GREEDY) for _ in range(2)]
+    assert answers[0]["output_ids"] == answers[1]["output_ids"]
+    assert [a["meta_info"]["cached_tokens"] > 0 for a in answers] == [False, True]
+    longer = cold.generate(text=LONG * 3, sampling_params=GREEDY)
+    assert longer["meta_info"]["cached_tokens"] > 0
+
+
+def test_cache_namespaces(cold):
+    for key, hits in (("a", False), ("a", True), ("b", False)):
+        meta = cold.generate(text=LONG, sampling_params=GREEDY, extra_key=key)["meta_info"]
+        assert (meta["cached_tokens"] > 0) is hits
+
+
+def test_stream_equals_plain(cold):
+    body = {"text": LONG, "sampling_params": {**GREEDY, "max_new_tokens": 40}}
+    plain = cold.generate(**body)
+    with cold.client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+        parts = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    assert (parts[-1]["text"], parts[-1]["output_ids"]) == (plain["text"], plain["output_ids"])
+    assert len(parts) > 3
+
+
+def test_stop_string_and_seed(cold):
+    text = cold.generate(text=LONG, sampling_params={**GREEDY, "max_new_tokens": 40})["text"]
+    stop = text[8:11]
+    cut = cold.generate(text=LONG, sampling_params={**GREEDY, "max_new_tokens": 40, "stop": stop})
+    assert cut["text"] == text[: text.index(stop)]
+    assert cut["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    seeded = {"max_new_tokens": 12, "temperature": 1.0, "sampling_seed": 7, "ignore_eos": True}
+    assert (
+        cold.generate(text=LONG, sampling_params=seeded)["output_ids"]
+        == cold.generate(text=LONG, sampling_params=seeded)["output_ids"]
+    )
+
+
+def test_echo_with_logprobs(cold):
+    body = {"prompt": "one two three", "max_tokens": 1, "echo": True, "logprobs": 2, "temperature": 0}
+    logprobs = cold.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"][0] is None
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"])
+    assert logprobs["top_logprobs"][-1][logprobs["tokens"][-1]] == max(logprobs["top_logprobs"][-1].values())
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"input_ids": [5] * 384}, "the limit is"),
+        ({"input_ids": [5] * 300, "sampling_params": {"max_new_tokens": 100}}, "context length 384"),
+        ({"text": "x", "dp_rank": 7}, "dp_rank is 7"),
+        ({"text": "x", "sampling_params": {"top_p": 0}}, "top_p is 0"),
+        ({"text": ["x"], "rid": 5}, "rid is 5"),
+    ],
+)
+def test_bad_input_is_400(server, body, said):
+    answer = server.post("/generate", body)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_server_info_names_route_and_sources(server):
+    info = server.client.get("/get_server_info").json()
+    assert info["cache_route"]["impl"] == "UnifiedRadixCache(FULL,SWA)"
+    assert info["cache_route"]["predicate"]["new_route"] is True
+    assert info["arguments"]["page_size"] == {"value": 16, "source": "user", "note": "--page-size"}
+    assert info["capacities"] == [{"dp_rank": 0, "full": 768, "swa": 608}]
+    assert (
+        "Tree cache initialized: impl=UnifiedRadixCache(FULL,SWA) hybrid_swa=True route=unified_swa"
+        in server.log()
+    )
+    assert "KV plan: page size 16" in server.log()
+
+
+class Load:
+    """500 requests of mixed kinds against one server; remembers status codes."""
+
+    def __init__(self, client: httpx.AsyncClient, seed: int) -> None:
+        self.client = client
+        self.random = random.Random(seed)
+        self.gate = asyncio.Semaphore(20)
+        self.codes: dict[int, int] = {}
+        self.done = 0
+
+    def prompt(self) -> list[int]:
+        """Shared prefixes of several lengths, diverging tails, now and then a long one."""
+        rng = self.random
+        family = rng.randrange(5)
+        prefix = [20 + (family * 31 + i * 7) % 300 for i in range(rng.choice([0, 16, 40, 96]))]
+        tail = [20 + rng.randrange(300) for _ in range(rng.choice([1, 5, 20, 33]))]
+        return prefix + tail if rng.random() > 0.08 else prefix + tail * 6
+
+    def body(self, number: int) -> dict:
+        rng = self.random
+        sampling = {
+            "max_new_tokens": rng.choice([1, 8, 24, 60]),
+            "temperature": rng.choice([0, 1]),
+            "ignore_eos": rng.random() < 0.7,
+        }
+        return {"input_ids": self.prompt(), "rid": f"load-{number}", "sampling_params": sampling}
+
+    async def one(self, number: int) -> None:
+        body, kind = self.body(number), self.random.random()
+        async with self.gate:
+            try:
+                if kind < 0.55:
+                    await self.plain(body)
+                elif kind < 0.7:
+                    await self.stream_and_leave(body)
+                elif kind < 0.8:
+                    await self.client.post("/generate", json=body, timeout=0.05)
+                elif kind < 0.92:
+                    task = asyncio.create_task(self.plain(body))
+                    await asyncio.sleep(self.random.random() * 0.2)
+                    await self.client.post("/abort_request", json={"rid": body["rid"]})
+                    await task
+                else:
+                    await self.plain({**body, "input_ids": [5] * 500})
+            except httpx.TimeoutException:
+                pass  # this client left
+        self.done += 1
+
+    async def plain(self, body: dict) -> None:
+        answer = await self.client.post("/generate", json=body)
+        self.codes[answer.status_code] = self.codes.get(answer.status_code, 0) + 1
+
+    async def stream_and_leave(self, body: dict) -> None:
+        async with self.client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+            lines = self.random.randrange(1, 6)
+            async for line in answer.aiter_lines():
+                lines -= bool(line)
+                if not lines:
+                    return
+
+    async def run(self, count: int) -> None:
+        """Mixed requests, then a burst whose outputs outgrow the pool, so that some are retracted and come back."""
+        await asyncio.gather(*(self.one(n) for n in range(count - 8)))
+        sampling = {"max_new_tokens": 160, "ignore_eos": True}
+        burst = ({"input_ids": [20 + n] * 30, "sampling_params": sampling} for n in range(8))
+        await asyncio.gather(*(self.plain(body) for body in burst))
+        self.done += 8
+
+
+def test_500_mixed_requests_leave_nothing_behind(cold):
+    """Shared prefixes, aborts, disconnects, retractions, long prompts on tiny pools: idle and balanced afterwards."""
+
+    async def drive() -> Load:
+        async with httpx.AsyncClient(
+            base_url=cold.url, timeout=120, limits=httpx.Limits(max_connections=40)
+        ) as client:
+            load = Load(client, seed=1)
+            await load.run(500)
+            return load
+
+    load = asyncio.run(drive())
+    assert load.done == 500
+    assert set(load.codes) == {200, 400} and load.codes[400] > 20
+    deadline = time.monotonic() + 30
+    while not cold.client.get("/get_cache_ledger").json()["idle"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    state = ledger(cold)
+    for pool in ("full", "swa"):
+        assert state[f"{pool}_tree_protected"] == 0, "a lock was left"
+        assert state[f"{pool}_request_owned"] == 0
+        assert state[f"{pool}_available"] + state[f"{pool}_tree_evictable"] == state[f"{pool}_capacity"]
+    report = cold.client.get("/flush_cache?format=json").json()
+    assert report["success"] is True
+    for pool, capacity in (("full", 768), ("swa", 608)):
+        entry = report["ranks"][0]["pools"][pool]
+        assert (entry["leaked"], entry["available"], entry["capacity"]) == (0, capacity, capacity)
+    info = cold.client.get("/get_server_info").json()
+    assert info["open_requests"] == 0
+    counters = info["internal_states"][0]["counters"]
+    assert counters["full_evicted_total"][0] > 0 and counters["num_retracted_reqs"][0] > 0
+    assert "Traceback" not in cold.log()
+
+
+def test_d65_generate_then_flush_at_once(cold):
+    """D65: right after the last token a flush with a timeout works every time."""
+    for _ in range(20):
+        cold.generate(text="hello", sampling_params={"max_new_tokens": 2})
+        assert cold.client.get("/flush_cache?timeout=5").status_code == 200
+
+
+def test_sigterm_drains_and_exits_0(server):
+    """Last in this file: it ends the module's server."""
+    assert server.client.get("/health_generate").status_code == 200
+    assert server.terminate() == 0
+    assert "Traceback" not in server.log()
