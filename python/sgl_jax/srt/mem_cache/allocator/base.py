@@ -46,7 +46,7 @@ class BaseTokenToKVPoolAllocator(abc.ABC):
 
     Index arrays are 1-D int32. ``alloc*`` return None and change nothing when the rank is short. Frees are idempotent
     on slots that are already free or never were allocated; with ``strict`` they raise a named error instead.
-    ``dp_rank`` may be omitted only at ``dp_size == 1``.
+    ``dp_rank`` may be omitted only at ``dp_size == 1``; a single pool outside strict mode takes it as rank 0.
     """
 
     size: int

@@ -48,6 +48,10 @@ class SinglePoolAllocator(BaseTokenToKVPoolAllocator):
 
     # -- seam ----------------------------------------------------------------------------------------------------
 
+    def rank_of(self, dp_rank: int | None) -> int:
+        """As the base; omitted, it is the seam's default 0, except in strict mode. The dual allocator passes a rank always."""
+        return 0 if dp_rank is None and not self.strict else super().rank_of(dp_rank)
+
     @property
     def free_pages(self) -> list[IntArray]:
         return [pool.window() for pool in self._pools]
@@ -80,14 +84,10 @@ class SinglePoolAllocator(BaseTokenToKVPoolAllocator):
         self.surrender_units(owned, rank)
 
     def clear(self, dp_rank: int | None = None) -> None:
-        """All ranks, or one: its queued frees go too. Leaves group mode unless other ranks are still in it."""
-        if dp_rank is None:
-            for rank in range(self.dp_size):
-                self.reset_rank(rank)
-        else:
-            self.reset_rank(self.rank_of(dp_rank))
-        if dp_rank is None or self.dp_size == 1:
-            self.is_not_in_free_group = True
+        """All ranks, or one: its queued frees go too. Leaves group mode; what other ranks queued is released by that."""
+        for rank in range(self.dp_size) if dp_rank is None else (self.rank_of(dp_rank),):
+            self.reset_rank(rank)
+        self.free_group_end()
 
     def free_group_begin(self) -> None:
         self.is_not_in_free_group = False

@@ -42,6 +42,10 @@ class KVCache(abc.ABC):
     def get_kv_buffer(self, layer_id: int) -> tuple[Any, Any]:
         """(K, V) arrays of one layer."""
 
+    def get_fused_kv_buffer(self, layer_id: int) -> tuple[Any, Any]:
+        """The seam's name for what attention takes; K and V are separate arrays here, so it is the same pair."""
+        return self.get_kv_buffer(layer_id)
+
     @abc.abstractmethod
     def set_kv_buffer(self, layer_id: int, loc: Any, cache_k: Any, cache_v: Any, dp_rank: int = 0) -> None:
         """Write K and V of tokens at rank-local slots."""
