@@ -18,13 +18,25 @@ Page = tuple[int, ...]
 class Cell:
     """One cached page. ``full_locks`` / ``swa_locks`` count receipts that stand on it."""
 
-    __slots__ = ("children", "full", "full_locks", "page", "parent", "swa", "swa_locks")
+    __slots__ = (
+        "children",
+        "full",
+        "full_locks",
+        "page",
+        "parent",
+        "swa",
+        "swa_locks",
+        "used",
+        "used_surely",
+    )
 
     def __init__(self, page: Page, parent: Cell | None, full: list[int], swa: list[int] | None) -> None:
         self.page, self.parent, self.full, self.swa = page, parent, full, swa
         self.children: dict[Page, Cell] = {}
         self.full_locks = 0
         self.swa_locks = 0
+        #: Last use: between ``used_surely`` and ``used`` (whether a call that adds nothing is a use is left open).
+        self.used = self.used_surely = 0
 
 
 class Receipt:
@@ -40,7 +52,16 @@ class TreeOracle:
     def __init__(self, page_size: int, window: int, pools: list[DualOracle]) -> None:
         self.page_size, self.window, self.pools = page_size, window, pools
         self.roots: dict[tuple[int, str | None], Cell] = {}
+        self.clock = 0
         self.events: Counter[str] = Counter()  # pages by what happened to them
+
+    def touch(self, path: Sequence[Cell], surely: bool = True) -> None:
+        """``path`` was used now."""
+        self.clock += 1
+        for cell in path:
+            cell.used = self.clock
+            if surely:
+                cell.used_surely = self.clock
 
     def root(self, rank: int, extra: str | None) -> Cell:
         return self.roots.setdefault((rank, extra), Cell((), None, [], None))
@@ -124,6 +145,7 @@ class TreeOracle:
             row[start : start + size] = cell.full
             path.append(cell)
             at = cell
+        self.touch(path, surely=len(path) * size > protected)
         return path
 
     def _heal(self, pool: DualOracle, cell: Cell, mine: list[int]) -> None:

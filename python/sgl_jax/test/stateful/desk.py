@@ -127,6 +127,7 @@ class Desk:
             got.tolist() == want,
             f"[dp={rank}] match of {len(tokens)} tokens gives {len(got)}, oracle {len(want)}",
         )
+        self.tree.touch(self.tree.common(rank, extra, tokens))
         return result
 
     def _start(self, req: SimReq) -> Shadow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,28 +46,66 @@ def pair_nodes(world: Desk, views: list[NodeView]) -> list[tuple[int, NodeView, 
     return out
 
 
-def absorb_evictions(world: Desk) -> tuple[list[list[int]], list[list[int]]]:
-    """After a call that may evict: judge what vanished, tell the oracle. Returns freed slots per pool and rank."""
+@dataclass(slots=True)
+class Vanished:
+    """What an eviction took: ``freed[rank]`` = [FULL, SWA] tokens; live pages removed and pages tombstoned."""
+
+    freed: list[list[int]]
+    removed: list[tuple[int, Cell]] = field(default_factory=list)
+    stoned: list[tuple[int, Cell]] = field(default_factory=list)
+
+
+def absorb_evictions(world: Desk) -> Vanished:
+    """After a call that may evict: judge what vanished and tell the oracle."""
     size = world.cfg.page
     seen: set[int] = set()
-    stoned: list[tuple[int, Cell]] = []
+    gone = Vanished([[0, 0] for _ in range(world.cfg.dp)])
     for rank, view, cells in pair_nodes(world, walk(world.cache)):
         for cell in cells:
             need(cell is not None, f"eviction left an unknown node {view.node.id} tokens {view.tokens[:8]}")
             assert cell is not None
             seen.add(id(cell))
             if view.swa is None and cell.swa is not None:
-                stoned.append((rank, cell))
-    freed: list[list[int]] = [[0, 0] for _ in range(world.cfg.dp)]
-    for rank, cell in stoned:
+                gone.stoned.append((rank, cell))
+    for rank, cell in gone.stoned:
         world.tree.tombstone(rank, cell)
-        freed[rank][1] += size
-    gone = [(rank, cell) for rank, cell in world.tree.cells() if id(cell) not in seen]
-    for rank, cell in reversed(gone):
-        freed[rank][0] += size
-        freed[rank][1] += size if cell.swa is not None else 0
+        gone.freed[rank][1] += size
+    for rank, cell in reversed([(r, c) for r, c in world.tree.cells() if id(c) not in seen]):
+        gone.freed[rank][0] += size
+        if cell.swa is not None:
+            gone.freed[rank][1] += size
+            gone.removed.append((rank, cell))
         world.tree.drop(rank, cell)
-    return freed, [[len(stoned)], [len(gone)]]
+    return gone
+
+
+def judge_eviction(world: Desk, rank: int, wanted: tuple[int, int], gone: Vanished) -> None:
+    """Enough or everything; no more than one node too many; FULL takes the least recently used leaves."""
+    sums, (full, swa) = world.tree.sums(rank), wanted
+    got = gone.freed[rank]
+    for r in range(world.cfg.dp):
+        need(r == rank or gone.freed[r] == [0, 0], f"evict on rank {rank} took {gone.freed[r]} from rank {r}")
+    need(got[0] >= full or sums["full_evictable"] == 0, f"[dp={rank}] evict{wanted} gave {got}, left {sums}")
+    need(got[1] >= swa or sums["swa_evictable"] == 0, f"[dp={rank}] evict{wanted} gave {got}, left {sums}")
+    node = ceil_page(world.cfg.window, world.cfg.page)
+    live = len(gone.removed) * world.cfg.page
+    if swa == 0:
+        need(
+            live - node < full or live == 0,
+            f"[dp={rank}] evict{wanted} took {live} live tokens, node limit {node}",
+        )
+        need(
+            not gone.stoned, f"[dp={rank}] evict{wanted} made {len(gone.stoned)} tombstones nobody asked for"
+        )
+        kept = [c for _r, c in world.tree.cells(rank) if not c.children and not c.full_locks]
+        oldest_kept = min((c.used for c in kept), default=world.tree.clock)
+        late = [c for _r, c in gone.removed if c.used_surely > oldest_kept]
+        need(
+            not late,
+            f"[dp={rank}] evict{wanted} took a leaf used at {late and late[0].used_surely}, kept {oldest_kept}",
+        )
+    elif full == 0:
+        need(got[1] - node < swa or got[1] == 0, f"[dp={rank}] evict{wanted} gave {got}, node limit {node}")
 
 
 def check_tree(world: Desk, views: list[NodeView]) -> None:
@@ -196,22 +235,22 @@ def check_ledger(world: Desk, rank: int, snap: dict[str, int]) -> None:
             "request_owned": len(part.owner) - tree,
             "reserved_page_slack": busy - len(part.owner),
         }
-        for field, value in want.items():
-            got = snap[f"{name}_{field}"]
-            need(got == value, f"[dp={rank}] ledger {name}_{field} {got}, oracle {value}")
-        for field in (
+        for key, value in want.items():
+            got = snap[f"{name}_{key}"]
+            need(got == value, f"[dp={rank}] ledger {name}_{key} {got}, oracle {value}")
+        for key in (
             "duplicate_tree_owner",
             "tree_bucket_overlap",
             "duplicate_request_owner",
             "request_tree_overlap",
         ):
             need(
-                snap[f"{name}_{field}_count"] == 0,
-                f"[dp={rank}] ledger {name}_{field}_count {snap[f'{name}_{field}_count']}",
+                snap[f"{name}_{key}_count"] == 0,
+                f"[dp={rank}] ledger {name}_{key}_count {snap[f'{name}_{key}_count']}",
             )
-    for field in ("invalid", "duplicate", "source_mismatch", "owner_mismatch", "pair_mismatch"):
-        got = snap[f"mapping_{field}_count"]
-        need(got == 0, f"[dp={rank}] ledger mapping_{field}_count {got}")
+    for key in ("invalid", "duplicate", "source_mismatch", "owner_mismatch", "pair_mismatch"):
+        got = snap[f"mapping_{key}_count"]
+        need(got == 0, f"[dp={rank}] ledger mapping_{key}_count {got}")
     need(
         snap["mapping_nonzero_count"] == len(pool.mapping),
         f"[dp={rank}] ledger mapping_nonzero_count {snap['mapping_nonzero_count']}",

@@ -15,7 +15,7 @@ from sgl_jax.test.oracle.observe import walk
 from sgl_jax.test.oracle.pool import Mismatch
 from sgl_jax.test.stateful.desk import Desk
 from sgl_jax.test.stateful.sim_request import Shadow
-from sgl_jax.test.stateful.verify import absorb_evictions, need, pair_nodes, verify
+from sgl_jax.test.stateful.verify import absorb_evictions, judge_eviction, need, pair_nodes, verify
 
 
 class World(Desk):
@@ -180,21 +180,11 @@ class World(Desk):
         scale = max(1, self.cfg.page // 2)
         full, swa = (b % 9) * scale, (c % 9) * scale
         result = self.cache.evict(EvictParams(num_tokens=full, swa_num_tokens=swa, dp_rank=rank))
-        freed, events = absorb_evictions(self)
-        for r in range(self.cfg.dp):
-            need(r == rank or freed[r] == [0, 0], f"evict on rank {rank} took {freed[r]} from rank {r}")
+        gone = absorb_evictions(self)
         got = [result.num_tokens_evicted, result.swa_num_tokens_evicted]
-        need(got == freed[rank], f"[dp={rank}] evict reports {got}, vanished {freed[rank]}")
-        sums = self.tree.sums(rank)
-        need(
-            freed[rank][0] >= full or sums["full_evictable"] == 0,
-            f"[dp={rank}] evict({full}) gave {got}, left {sums}",
-        )
-        need(
-            freed[rank][1] >= swa or sums["swa_evictable"] == 0,
-            f"[dp={rank}] evict(swa={swa}) gave {got}, left {sums}",
-        )
-        need(full + swa > 0 or events == [[0], [0]], f"[dp={rank}] evict of nothing freed {got}")
+        need(got == gone.freed[rank], f"[dp={rank}] evict reports {got}, vanished {gone.freed[rank]}")
+        need(full + swa > 0 or got == [0, 0], f"[dp={rank}] evict of nothing freed {got}")
+        judge_eviction(self, rank, (full, swa), gone)
         return True
 
     def op_lock(self, a: int, b: int, c: int) -> bool:
