@@ -37,47 +37,50 @@ class LruIndex:
     ``age`` reads a node's age; whoever changes an age calls :meth:`refile`.
     """
 
-    __slots__ = ("_age", "_late", "_late_age", "_newest", "_recent")
+    __slots__ = ("_age", "_filings", "_late", "_late_place", "_newest", "_recent")
 
     def __init__(self, age: Callable[[Any], float]) -> None:
         self._age = age
         self._recent: OrderedDict[int, Any] = OrderedDict()
         self._newest: tuple[float, int] = (float("-inf"), 0)
-        self._late: list[tuple[float, int, int, Any]] = []
-        self._late_age: dict[int, tuple[float, int]] = {}
+        self._late: list[tuple[float, int, int, Any]] = []  # (age, end, filing, node); stale when the filing is
+        self._late_place: dict[int, int] = {}
+        self._filings = 0
 
     def __len__(self) -> int:
-        return len(self._recent) + len(self._late_age)
+        return len(self._recent) + len(self._late_place)
 
     def __contains__(self, node: Aged) -> bool:
-        return node.id in self._recent or node.id in self._late_age
+        return node.id in self._recent or node.id in self._late_place
 
     def __iter__(self) -> Iterator[Any]:
         """Every candidate, in no particular order."""
         yield from self._recent.values()
-        for age, end, node_id, node in self._late:
-            if self._late_age.get(node_id) == (age, end):
-                yield node
+        yield from (entry[3] for entry in self._late if self._is_filed(entry))
+
+    def _is_filed(self, entry: tuple[float, int, int, Any]) -> bool:
+        return self._late_place.get(entry[3].id) == entry[2]
 
     def add(self, node: Aged) -> None:
         """File ``node`` under its present age. No change when it is already filed."""
-        if node.id in self._recent or node.id in self._late_age:
+        if node.id in self._recent or node.id in self._late_place:
             return
         place = (self._age(node), node.end or 0)
         if place >= self._newest or not self._recent:
             self._recent[node.id] = node
             self._newest = place
             return
-        self._late_age[node.id] = place
-        heapq.heappush(self._late, (*place, node.id, node))
-        if len(self._late) > 2 * len(self._late_age) + _COMPACT_SLACK:
-            self._late = [e for e in self._late if self._late_age.get(e[2]) == (e[0], e[1])]
+        self._filings += 1
+        self._late_place[node.id] = self._filings
+        heapq.heappush(self._late, (*place, self._filings, node))
+        if len(self._late) > 2 * len(self._late_place) + _COMPACT_SLACK:
+            self._late = [entry for entry in self._late if self._is_filed(entry)]
             heapq.heapify(self._late)
 
     def discard(self, node: Aged) -> None:
         """Forget ``node``; no error when it is not filed."""
         if self._recent.pop(node.id, None) is None:
-            self._late_age.pop(node.id, None)
+            self._late_place.pop(node.id, None)
 
     def refile(self, node: Aged) -> None:
         """The age of ``node`` changed: file it anew if it is a candidate."""
@@ -88,7 +91,7 @@ class LruIndex:
     def oldest(self) -> Any | None:
         """The candidate to evict next, left in place; None when there is none."""
         late = self._late
-        while late and self._late_age.get(late[0][2]) != (late[0][0], late[0][1]):
+        while late and not self._is_filed(late[0]):
             heapq.heappop(late)
         first = next(iter(self._recent.values()), None)
         if not late:

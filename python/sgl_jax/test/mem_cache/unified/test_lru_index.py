@@ -82,4 +82,4 @@ def test_it_agrees_with_sorting() -> None:
         expected = min(members, key=lambda m: (m.age, m.end, m.id), default=None)
         assert lru.oldest() is expected
         assert set(lru) == members and len(lru) == len(members)
-    assert len(lru._late) <= 2 * len(lru._late_age) + 64
+    assert len(lru._late) <= 2 * len(lru._late_place) + 64
