@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from sgl_jax.srt.mem_cache.common import release_kv_cache
 from sgl_jax.srt.mem_cache.ledger import validate_swa_cache_ledger
 from sgl_jax.test.faults.kit import Kit, seq
 from sgl_jax.test.oracle.observe import free_pages
+from sgl_jax.test.stateful.build import build_allocator, build_cache
+from sgl_jax.test.stateful.sim_request import SimReq
 
 
 @pytest.mark.parametrize("page", [1, 4, 128])
@@ -147,3 +152,51 @@ def test_a_window_that_is_not_positive_builds_no_cache(window: int | None) -> No
     """Fault 6: windows of 0, -4 and none are refused by name at construction."""
     with pytest.raises(ValueError, match="sliding_window_size"):
         Kit(window=window)  # type: ignore[arg-type]
+
+
+def _chunk_request(page: int, tokens: int, rank: int = 0, dp: int = 1) -> tuple[Any, SimReq]:
+    """A chunk cache and a request that computed ``tokens``."""
+    alloc = build_allocator(page, 64 // page, 64 // page, dp)
+    cache = build_cache("chunk", alloc, page, 4, 4, 64)
+    req = SimReq("r", seq(tokens), rank)
+    cache.req_to_token_pool.alloc([req])
+    slots = alloc.alloc_extend([0], [tokens], np.array([-1], np.int32), tokens, dp_rank=rank)
+    cache.req_to_token_pool.req_to_token[req.req_pool_idx, :tokens] = slots
+    req.kv_committed_len = req.kv_allocated_len = tokens
+    req.fill_ids = seq(tokens)
+    return cache, req
+
+
+def test_the_chunk_cache_reclaims_its_own_tail() -> None:
+    """RFC 5, CONTRACT 5: page 1, window 4, processed 16 frees SWA of [0, 11); D37: never back, never twice."""
+    cache, req = _chunk_request(1, 16)
+    alloc = cache.token_to_kv_pool_allocator
+    cache.evict_req_swa(req, 16, dp_rank=0)
+    assert req.swa_evicted_seqlen == 11 and alloc.swa_available_size(0) == 64 - 5
+    cache.evict_req_swa(req, 9, dp_rank=0)
+    assert req.swa_evicted_seqlen == 11 and alloc.full_available_size(0) == 48
+    release_kv_cache(req, cache, is_insert=False)
+    assert (alloc.full_available_size(0), alloc.swa_available_size(0)) == (64, 64)
+
+
+def test_the_chunk_cache_hands_out_copies_and_exchanges_receipts() -> None:
+    """D33: the next chunk's prefix does not change when the host rewrites the row."""
+    cache, req = _chunk_request(4, 10, rank=1, dp=2)
+    cache.cache_unfinished_req(req)
+    first = req.cache_lock_params
+    assert req.prefix_indices.tolist() == list(range(4, 14)) and first is not None
+    cache.req_to_token_pool.req_to_token[req.req_pool_idx, :10] = 0
+    assert req.prefix_indices.tolist() == list(range(4, 14))
+    cache.req_to_token_pool.req_to_token[req.req_pool_idx, :10] = req.prefix_indices
+    cache.cache_unfinished_req(req)
+    assert req.cache_lock_params is not first
+    release_kv_cache(req, cache)
+    assert req.cache_lock_params is None and req.req_pool_idx is None
+    assert [cache.token_to_kv_pool_allocator.available_size(r) for r in (0, 1)] == [64, 64]
+
+
+@pytest.mark.parametrize("window", [0, -4, None])
+def test_a_chunk_cache_needs_a_positive_window(window: int | None) -> None:
+    """Fault 6: the chunk cache refuses the same windows."""
+    with pytest.raises(ValueError, match="sliding_window_size"):
+        build_cache("chunk", build_allocator(1, 8, 8, 1), 1, window, 4, 64)  # type: ignore[arg-type]

@@ -27,10 +27,10 @@ EVENTS = (
 
 
 def test_the_driver_meets_every_kind_of_event() -> None:
-    """Heals of both kinds, tombstones under lock, pruning, honest out-of-memory: each many times in 12 worlds."""
+    """Heals of both kinds, tombstones under lock, pruning, honest out-of-memory: each many times in 8 worlds."""
     events: Counter[str] = Counter()
-    for i in range(12):
-        cfg = SMALL[i % 8]
+    for i in range(8):
+        cfg = SMALL[i]
         events += run_ops(cfg, draw_ops(random.Random(f"events/{i}"), 250), full_every=50).tree.events
-    missing = [name for name in EVENTS if events[name] < 5]
+    missing = [name for name in EVENTS if events[name] < 3]
     assert missing == [], f"too rare: {missing} in {dict(events)}"
