@@ -43,7 +43,9 @@ class LruIndex:
         self._age = age
         self._recent: OrderedDict[int, Any] = OrderedDict()
         self._newest: tuple[float, int] = (float("-inf"), 0)
-        self._late: list[tuple[float, int, int, Any]] = []  # (age, end, filing, node); stale when the filing is
+        self._late: list[
+            tuple[float, int, int, Any]
+        ] = []  # (age, end, filing, node); stale when the filing is
         self._late_place: dict[int, int] = {}
         self._filings = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,12 @@ def build_radix_key(req: Any, length: int) -> RadixKey:
     packed = getattr(req, "radix_tokens", None)
     if isinstance(packed, TokenBuffer) and len(packed) >= length:
         return packed.key(length, extra_key, dp_rank)
-    ids = getattr(req, "radix_input_ids", None)
+    ids = _ids(req, "radix_input_ids")
     if ids is None:
-        ids = getattr(req, "origin_input_ids", None) or []
-    outputs = getattr(req, "output_ids", None) or []
+        ids = _ids(req, "origin_input_ids") or []
+    outputs = _ids(req, "output_ids") or []
     if len(ids) + len(outputs) < length:
-        ids, outputs = getattr(req, "fill_ids", None) or [], []
+        ids, outputs = _ids(req, "fill_ids") or [], []
     if len(ids) + len(outputs) < length:
         raise ValueError(
             f"request {getattr(req, 'rid', '?')}: {length} tokens are to be cached, but only "
@@ -36,6 +37,14 @@ def build_radix_key(req: Any, length: int) -> RadixKey:
     return RadixKey(
         head if len(head) == length else [*head, *outputs[: length - len(head)]], extra_key, dp_rank
     )
+
+
+def _ids(req: Any, name: str) -> Sequence[int] | None:
+    """A field that holds ids; None when the request has no such field, or a mock in its place."""
+    value = getattr(req, name, None)
+    if isinstance(value, np.ndarray):
+        return value.tolist()  # type: ignore[no-any-return]
+    return value if isinstance(value, Sequence) else None
 
 
 def to_bigram_key(key: RadixKey) -> RadixKey:

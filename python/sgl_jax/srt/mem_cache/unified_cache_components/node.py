@@ -107,8 +107,12 @@ class UnifiedTreeNode(RadixNode):
     @property
     def in_use(self) -> bool:
         """Somebody holds a lock that covers this node, of any component or tier."""
-        if self.full_data.locked:
-            return True
-        return any(d.lock_ref > 0 or d.host_lock_ref > 0 for d in self.component_data[1:]) or (
-            self.full_data.host_lock_ref > 0
+        full, swa, recurrent = self.component_data
+        return (
+            self.full_data.locked
+            or swa.lock_ref > 0
+            or recurrent.lock_ref > 0
+            or full.host_lock_ref > 0
+            or swa.host_lock_ref > 0
+            or recurrent.host_lock_ref > 0
         )

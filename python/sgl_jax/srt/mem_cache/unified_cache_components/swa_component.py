@@ -188,7 +188,7 @@ class SWAComponent(TreeComponent):
         for piece in pieces[1:] if live_from else pieces:
             size = len(piece.key)
             part = swa[offset - live_from : offset - live_from + size]
-            piece.component_data[SWA].metadata[AGE_KEY] = cold_age()
+            dict.__setitem__(piece.component_data[SWA].metadata, AGE_KEY, cold_age())  # filed by set_value
             self.cache.accounts.set_value(piece, SWA, part.copy() if len(pieces) > 1 else part)
             offset += size
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ from sgl_jax.srt.mem_cache.unified_radix_cache.construction import (
 )
 from sgl_jax.srt.mem_cache.unified_radix_cache.insertion import Inserter, InsertFacts
 from sgl_jax.srt.mem_cache.unified_radix_cache.lifecycle import RequestLifecycle
+from sgl_jax.srt.mem_cache.unified_radix_cache.matching import accept_path
+from sgl_jax.srt.mem_cache.unified_radix_cache.observe import OpRecord, describe_tree, ledger_nodes
 from sgl_jax.srt.mem_cache.unified_radix_cache.tree import PrefixTree
 
 if TYPE_CHECKING:
@@ -53,16 +55,6 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.int32]
 FULL, SWA, RECURRENT = ComponentType.FULL, ComponentType.SWA, ComponentType.RECURRENT
 _OP_LOG_LENGTH = 1000
-
-
-class OpRecord(NamedTuple):
-    """One operation for crash bundles: ``asked`` and ``got`` are token counts."""
-
-    op: str
-    rank: int
-    rid: str
-    asked: int
-    got: int
 
 
 class UnifiedRadixCache(BasePrefixCache):
@@ -184,7 +176,8 @@ class UnifiedRadixCache(BasePrefixCache):
         if not path:
             self._log("match", key.dp_rank, params.req, len(key), 0)
             return empty
-        chunks, accepted = self._validate(path, params.full_only)
+        others = () if params.full_only else self._enders
+        chunks, accepted = accept_path(path, self.components[FULL], others)
         for component in self._walkers:
             for node in path:
                 component.refresh_lru(LRURefreshPhase.WALKDOWN, node, self.root_node)
@@ -198,26 +191,6 @@ class UnifiedRadixCache(BasePrefixCache):
             result = component.finalize_match_result(result, params, chunks, accepted)
         self._log("match", key.dp_rank, params.req, len(key), len(result.device_indices))
         return result
-
-    def _validate(self, path: Sequence[UnifiedTreeNode], full_only: bool) -> tuple[list[IntArray], int]:
-        """FULL values of the contiguous part of ``path`` and how many of them may be used.
-
-        A FULL miss ends the path; an auxiliary miss only disqualifies that node as an end.
-        """
-        full_valid = self.components[FULL].create_match_validator(match_device_only=True)
-        others = [] if full_only else [c.create_match_validator() for c in self._enders]
-        chunks: list[IntArray] = []
-        accepted = 0
-        for node in path:
-            if not full_valid(node):
-                break
-            chunks.append(node.full_data.value)
-            usable = True
-            for valid in others:  # every validator sees every node: they keep state
-                usable = valid(node) and usable
-            if usable:
-                accepted = len(chunks)
-        return chunks, accepted
 
     def insert(self, params: InsertParams) -> InsertResult:
         """Insert ``value`` (token ids when None) under ``key``, both cut to whole pages. See the class for ownership."""
@@ -431,11 +404,7 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def iter_ledger_nodes(self, dp_rank: int) -> Iterator[OwnedNode]:
         """The nodes of one rank as the ledger reads them."""
-        from sgl_jax.srt.mem_cache.ledger.source import OwnedNode
-
-        for node in self.tree.nodes(dp_rank):
-            swa = node.component_data[SWA]
-            yield OwnedNode(node.id, node.full_data.value, swa.value, node.full_data.locked, swa.lock_ref > 0)
+        return ledger_nodes(self.tree.nodes(dp_rank))
 
     def cache_ledger_snapshot(self, dp_rank: int, live_reqs: Iterable[Any]) -> dict[str, int]:
         """The ownership ledger of one rank (RFC-0035 section 6); read-only."""
@@ -453,14 +422,4 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def describe(self) -> str:
         """One line per node, indented by depth."""
-        lines = [f"root, {self.total_size()} tokens"]
-        stack = [(child, 1) for child in self.root_node.children.values()]
-        while stack:
-            node, depth = stack.pop()
-            swa = node.component_data[SWA]
-            state = "" if not self.has_swa else (" T" if swa.value is None else " S")
-            locks = f" locks full={node.full_data.lock_ref} swa={swa.lock_ref}" if node.in_use else ""
-            span = f"[{node.start},{node.path_len()})"
-            lines.append(f"{'  ' * depth}{node.id} dp={node.rank} {span}{state}{locks}")
-            stack.extend((child, depth + 1) for child in node.children.values())
-        return "\n".join(lines)
+        return describe_tree(self.root_node, self.has_swa)
