@@ -78,6 +78,7 @@ def try_it(args: ServerArgs) -> str:
         "messages": [{"role": "user", "content": "Tell me about the sea."}],
         "max_tokens": 32,
         "temperature": 0,
+        "ignore_eos": True,  # a model with random weights may end at once
     }
     return (
         "\nReady. Try it (the second time reports cached_tokens > 0):\n\n"

@@ -74,15 +74,16 @@ def _timeout(text: str | None) -> float:
 
 @router.api_route("/flush_cache", methods=["GET", "POST"])
 async def flush_cache(request: Request) -> Response:
-    """Drops every cached prefix. 400 with what is pending while anything runs; ``?timeout=`` waits for idle."""
+    """Drops every cached prefix. 400 with what is pending while anything runs; ``?timeout=`` waits for idle; 500 after a leak."""
     reply = await _manager(request).flush_cache(_timeout(request.query_params.get("timeout")))
+    code = 200 if reply.ok else 500 if reply.data.get("leaked") else 400
     if wants_json(request):
-        return json_response({"success": reply.ok, **reply.data}, 200 if reply.ok else 400)
+        return json_response({"success": reply.ok, **reply.data}, code)
     text = str(reply.data.get("message") or ("Cache flushed." if reply.ok else "Flush refused."))
     pending = reply.data.get("pending")
     if not reply.ok and pending:
         text += f"\npending: {pending}"
-    return Response(text + "\n", 200 if reply.ok else 400, media_type="text/plain")
+    return Response(text + "\n", code, media_type="text/plain")
 
 
 class AbortBody(StrictModel):

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
+from typing import cast
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -43,8 +44,7 @@ class KeyCheck:
 
 
 async def _on_request_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(error)
+    return error_response(cast(RequestError, error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

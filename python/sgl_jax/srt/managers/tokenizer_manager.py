@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,9 +294,10 @@ class TokenizerManager:
     # ---- life and death
 
     def liveness(self) -> Liveness:
-        """From the heartbeats of the scheduler loop: a slow step is not dead, a stuck loop is (D76)."""
+        """From the heartbeats of the scheduler loop: a slow step is not dead, a stuck loop is (D76). Loading may take any time."""
         age = time.monotonic() - self._heartbeat_at
-        alive = self.fatal is None and age <= self.args.watchdog_timeout
+        beating = age <= self.args.watchdog_timeout or not self.scheduler_ready.is_set()
+        alive = self.fatal is None and beating
         return Liveness(alive, age, self._heartbeat.loop_count, self._heartbeat.busy)
 
     def scheduler_died(self, reason: str) -> None:
@@ -316,9 +317,6 @@ class TokenizerManager:
     async def shut_down(self, drain: bool) -> None:
         """Asks the scheduler to end."""
         await self._channel.send(io_struct.ShutdownReq(drain=drain))
-
-    def heartbeat_stats(self) -> Mapping[str, Any]:
-        return self._heartbeat.stats
 
 
 def _new_id() -> str:
