@@ -233,11 +233,11 @@ class SWARadixCache(BasePrefixCache):
             self._free(row, rank)
             self._clear_receipt(req)
             return
-        protected = int(req.cache_protected_len)
+        protected, cursor = self._owned_from(req)
         key = self._key(build_radix_key(req, committed))
         stored = max(len(key), protected)
         if is_insert:
-            self.insert(InsertParams(key, row[: len(key)], protected, int(req.swa_evicted_seqlen)))
+            self.insert(InsertParams(key, row[: len(key)], protected, cursor))
         else:
             self._free(row[protected:stored], rank)
         self._free(row[stored:], rank)
@@ -256,7 +256,7 @@ class SWARadixCache(BasePrefixCache):
         computed = len(req.fill_ids)
         row = self.req_to_token_pool.read(req.req_pool_idx, computed)
         key = RadixKey([]) if self.disable else self._key(build_radix_key(req, computed))
-        protected, cursor = int(getattr(req, "cache_protected_len", 0) or 0), int(req.swa_evicted_seqlen)
+        protected, cursor = self._owned_from(req)
         short = cursor > protected and len(key) - cursor < self.sliding_window_size
         if len(key) <= protected or short:
             req.prefix_indices = row
@@ -274,6 +274,12 @@ class SWARadixCache(BasePrefixCache):
         req.swa_uuid_for_lock = receipt.swa_uuid_for_lock
         req.cache_protected_len = req.last_matched_prefix_len = len(slots)
         req.prefix_indices = np.concatenate([slots, row[len(slots) :]])
+
+    @staticmethod
+    def _owned_from(req: Any) -> tuple[int, int]:
+        """(protected length, reclaim cursor) of a request; 0 for a field it does not have."""
+        protected = int(getattr(req, "cache_protected_len", 0) or 0)
+        return protected, int(getattr(req, "swa_evicted_seqlen", 0) or 0)
 
     @staticmethod
     def _path(node: SWATreeNode) -> list[SWATreeNode]:
@@ -296,10 +302,9 @@ class SWARadixCache(BasePrefixCache):
                 f"evict_req_swa on dp_rank={rank} for a request of dp_rank={own}: pass dp_rank={own}"
             )
         node = getattr(req, "last_node", None)
-        protected = max(int(getattr(req, "cache_protected_len", 0) or 0), node.end if node is not None else 0)
-        old, new = reclaim_boundary(
-            int(req.swa_evicted_seqlen), protected, pre_len, self.sliding_window_size, self.page_size
-        )
+        protected, cursor = self._owned_from(req)
+        protected = max(protected, node.end if node is not None else 0)
+        old, new = reclaim_boundary(cursor, protected, pre_len, self.sliding_window_size, self.page_size)
         if new > old:
             row = self.req_to_token_pool.req_to_token[req.req_pool_idx, old:new]
             self.token_to_kv_pool_allocator.free_swa(np.array(row, np.int32), dp_rank=rank)
