@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ class BenchReq:
     dp_rank: int | None = 0
     extra_key: str | None = None
     output_ids: list[int] = field(default_factory=list)
-    fill_ids: list[int] = field(default_factory=list)
+    fill_ids: Sequence[int] = field(default_factory=list)
     req_pool_idx: int | None = None
     prefix_indices: Any = field(default_factory=lambda: np.empty((0,), np.int32))
     last_node: Any = None
@@ -148,7 +148,9 @@ class World:
         row = self.pool.req_to_token[req.req_pool_idx]
         row[start:end] = self.extend(start, end, int(row[start - 1]) if start else -1, rank)
         req.kv_committed_len = req.kv_allocated_len = end
-        req.fill_ids = (req.origin_input_ids + req.output_ids)[:end]
+        # With a packed key only the length is read; copying the ids per chunk would be the harness's cost, not the cache's.
+        packed = req.radix_tokens is not None
+        req.fill_ids = range(end) if packed else (req.origin_input_ids + req.output_ids)[:end]
 
     def finish(self, req: BenchReq) -> None:
         self.cache.cache_finished_req(req)
