@@ -200,3 +200,28 @@ def test_a_chunk_cache_needs_a_positive_window(window: int | None) -> None:
     """Fault 6: the chunk cache refuses the same windows."""
     with pytest.raises(ValueError, match="sliding_window_size"):
         build_cache("chunk", build_allocator(1, 8, 8, 1), 1, window, 4, 64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_insert", [True, False])
+@pytest.mark.parametrize("committed", [4, 5, 7, 8, 9])
+@pytest.mark.parametrize("extra", [0, 1, 3, 4, 6])
+def test_slots_beyond_the_committed_length_are_released(committed: int, extra: int, is_insert: bool) -> None:
+    """D06, D36: page 4; whatever was allocated and not committed goes back, in the same page and beyond, exactly once."""
+    kit = Kit(page=4, window=4, full=64, swa=64)
+    req = kit.admit(seq(20), end=committed + extra)
+    req.kv_committed_len = committed
+    release_kv_cache(req, kit.cache, is_insert=is_insert, allow_overallocated=True)
+    cached = committed // 4 * 4 if is_insert else 0
+    assert kit.available() == (64 - cached, 64 - cached) and kit.cache.total_size() == cached
+    kit.assert_cold_after_evicting_all()
+
+
+def test_an_overallocated_end_is_an_error_that_leaks_nothing() -> None:
+    """D06: without permission the release raises by name, after everything went back."""
+    kit = Kit(page=4, window=4, full=64, swa=64)
+    req = kit.admit(seq(20), end=11)
+    req.kv_committed_len = 6
+    with pytest.raises(AssertionError, match="committed"):
+        release_kv_cache(req, kit.cache)
+    assert kit.available() == (60, 60) and req.req_pool_idx is None
+    kit.assert_cold_after_evicting_all()

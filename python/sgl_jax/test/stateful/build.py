@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_jax.srt.mem_cache.allocator import SWATokenToKVPoolAllocator
+from sgl_jax.srt.mem_cache.allocator import (
+    PagedTokenToKVPoolAllocator,
+    SWATokenToKVPoolAllocator,
+    TokenToKVPoolAllocator,
+)
 from sgl_jax.srt.mem_cache.cache_init_params import CacheInitParams
 from sgl_jax.srt.mem_cache.memory_pool import ReqToTokenPool, SWAKVPool
 
 
 @dataclass(frozen=True, slots=True)
 class WorldConfig:
-    """One corner of the matrix. ``full_pages`` / ``swa_pages`` are per rank, ``blocks`` bounds prompts in pages."""
+    """One corner of the matrix. ``full_pages`` / ``swa_pages`` are per rank, ``blocks`` bounds prompts in pages.
+
+    ``cache``: "unified" (FULL and SWA), "full" (the unified tree of a plain model) or "chunk" (SWAChunkCache).
+    """
 
     page: int = 1
     window: int = 4
@@ -36,6 +43,13 @@ def build_allocator(page: int, full_pages: int, swa_pages: int, dp: int, strict:
     )
 
 
+def build_plain_allocator(page: int, pages: int, dp: int) -> Any:
+    """A single-pool allocator, strict."""
+    if page == 1:
+        return TokenToKVPoolAllocator(pages * dp, None, dp_size=dp, strict=True)
+    return PagedTokenToKVPoolAllocator(pages * page * dp, page, None, dp_size=dp, strict=True)
+
+
 def build_cache(kind: str, allocator: Any, page: int, window: int, rows: int, context: int) -> Any:
     """The cache under test with its request rows."""
     pool = ReqToTokenPool(rows, context)
@@ -50,6 +64,8 @@ def build_cache(kind: str, allocator: Any, page: int, window: int, rows: int, co
         pool,
         allocator,
         page_size=page,
-        tree_components=(ComponentType.FULL, ComponentType.SWA),
-        component_init_params=CacheInitParams(pool, allocator, page, sliding_window_size=window),
+        tree_components=(ComponentType.FULL,) if kind == "full" else (ComponentType.FULL, ComponentType.SWA),
+        component_init_params=CacheInitParams(
+            pool, allocator, page, sliding_window_size=None if kind == "full" else window
+        ),
     )

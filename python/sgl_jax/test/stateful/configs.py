@@ -13,6 +13,8 @@ SMALL: tuple[WorldConfig, ...] = (
     WorldConfig(page=4, window=3, dp=2, full_pages=12, swa_pages=9, blocks=5, chunk=2),
     WorldConfig(page=4, window=9, full_pages=20, swa_pages=13, blocks=8, chunk=6),
     WorldConfig(page=4, window=8, dp=2, full_pages=15, swa_pages=15, blocks=6, chunk=1),
+    WorldConfig(page=1, cache="full", full_pages=26, blocks=12),
+    WorldConfig(page=4, dp=2, cache="full", full_pages=13, blocks=6, chunk=2),
     WorldConfig(page=1, window=4, cache="chunk", full_pages=40, swa_pages=26),
     WorldConfig(page=4, window=6, dp=2, cache="chunk", full_pages=14, swa_pages=10, blocks=5, chunk=2),
 )

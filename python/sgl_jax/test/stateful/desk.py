@@ -24,7 +24,7 @@ from sgl_jax.test.oracle.device import PoisonedDevice, extend_tags
 from sgl_jax.test.oracle.observe import NodeView, mapping_of, walk
 from sgl_jax.test.oracle.pool import DualOracle
 from sgl_jax.test.oracle.tree import Cell, Receipt, TreeOracle
-from sgl_jax.test.stateful.build import WorldConfig, build_allocator, build_cache
+from sgl_jax.test.stateful.build import WorldConfig, build_allocator, build_cache, build_plain_allocator
 from sgl_jax.test.stateful.prompts import make_prompt, next_token
 from sgl_jax.test.stateful.sim_request import Shadow, SimReq
 from sgl_jax.test.stateful.verify import absorb_evictions, need, pair_nodes
@@ -39,10 +39,14 @@ class Desk:
     def __init__(self, cfg: WorldConfig) -> None:
         self.cfg = cfg
         context = cfg.full_pages * cfg.page + _CONTEXT_SLACK
-        self.allocator = build_allocator(cfg.page, cfg.full_pages, cfg.swa_pages, cfg.dp)
+        if self.dual:
+            self.allocator = build_allocator(cfg.page, cfg.full_pages, cfg.swa_pages, cfg.dp)
+        else:
+            self.allocator = build_plain_allocator(cfg.page, cfg.full_pages, cfg.dp)
         self.cache = build_cache(cfg.cache, self.allocator, cfg.page, cfg.window, cfg.rows, context)
         self.req_pool = self.cache.req_to_token_pool
-        self.pools = [DualOracle(r, cfg.full_pages, cfg.swa_pages, cfg.page) for r in range(cfg.dp)]
+        swa_pages = cfg.swa_pages if self.dual else cfg.full_pages  # a plain pool: its mirror image
+        self.pools = [DualOracle(r, cfg.full_pages, swa_pages, cfg.page) for r in range(cfg.dp)]
         self.tree = TreeOracle(cfg.page, cfg.window, self.pools)
         self.device = PoisonedDevice(self.pools)
         self.live: list[Shadow] = []
@@ -62,7 +66,19 @@ class Desk:
 
     @property
     def unified(self) -> bool:
-        return self.cfg.cache == "unified"
+        """Whether the cache has a tree."""
+        return self.cfg.cache != "chunk"
+
+    @property
+    def dual(self) -> bool:
+        """Whether there is an SWA pool; without one the oracle's SWA half mirrors the FULL half slot by slot."""
+        return self.cfg.cache != "full"
+
+    def mapping(self, rank: int) -> np.ndarray:  # type: ignore[type-arg]
+        """FULL slot -> SWA slot of one rank, as the implementation has it."""
+        if self.dual:
+            return np.asarray(mapping_of(self.allocator, rank, self.cfg.dp))
+        return np.arange((self.cfg.full_pages + 1) * self.cfg.page, dtype=np.int32)
 
     def _window_cells(self, node: Any) -> tuple[Cell | None, list[Cell], list[int], bool]:
         """End cell, live cells a lock must protect (whole nodes until W live tokens), skipped ids, window covered."""
@@ -71,6 +87,8 @@ class Desk:
             return None, [], [], False
         view: NodeView | None = pairs[node.id][0]
         end = pairs[node.id][1][-1]
+        if not self.dual:
+            return end, [], [], False
         taken: list[Cell] = []
         skipped: list[int] = []
         live = 0
@@ -220,7 +238,7 @@ class Desk:
         req, cfg = shadow.req, self.cfg
         rank = req.dp_rank or 0
         full = slots.tolist()
-        swa = np.asarray(mapping_of(self.allocator, rank, cfg.dp))[slots].tolist()
+        swa = self.mapping(rank)[slots].tolist()
         self.pools[rank].take_pair(full, swa, shadow.owner, shadow.row[-1] if shadow.row else None)
         position = len(shadow.row)
         need(
@@ -234,7 +252,7 @@ class Desk:
     def _launch(self, shadow: Shadow, start: int, end: int) -> None:
         req = shadow.req
         rank = req.dp_rank or 0
-        mapping = np.asarray(mapping_of(self.allocator, rank, self.cfg.dp))
+        mapping = self.mapping(rank)
         self.device.launch(rank, self.row(req), mapping, shadow.tags, start, end, self.cfg.window)
 
     def _sample(self, shadow: Shadow, draw: int) -> None:
@@ -276,6 +294,8 @@ class Desk:
         req, cfg = shadow.req, self.cfg
         rank = req.dp_rank or 0
         self.cache.evict_req_swa(req, pre_len, dp_rank=rank)
+        if not self.dual:
+            return
         old = max(shadow.cursor, shadow.protected)
         wanted = max(old, pre_len - cfg.window - cfg.page)
         new = wanted - wanted % cfg.page

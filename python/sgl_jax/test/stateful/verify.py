@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sgl_jax.srt.mem_cache.page import ceil_page
-from sgl_jax.test.oracle.observe import NodeView, free_pages, mapping_of, walk
+from sgl_jax.test.oracle.observe import NodeView, free_pages, walk
 from sgl_jax.test.oracle.pool import Mismatch
 from sgl_jax.test.oracle.tree import Cell
 
@@ -65,7 +65,7 @@ def absorb_evictions(world: Desk) -> Vanished:
             need(cell is not None, f"eviction left an unknown node {view.node.id} tokens {view.tokens[:8]}")
             assert cell is not None
             seen.add(id(cell))
-            if view.swa is None and cell.swa is not None:
+            if world.dual and view.swa is None and cell.swa is not None:
                 gone.stoned.append((rank, cell))
     for rank, cell in gone.stoned:
         world.tree.tombstone(rank, cell)
@@ -87,7 +87,9 @@ def judge_eviction(world: Desk, rank: int, wanted: tuple[int, int], gone: Vanish
         need(r == rank or gone.freed[r] == [0, 0], f"evict on rank {rank} took {gone.freed[r]} from rank {r}")
     need(got[0] >= full or sums["full_evictable"] == 0, f"[dp={rank}] evict{wanted} gave {got}, left {sums}")
     need(got[1] >= swa or sums["swa_evictable"] == 0, f"[dp={rank}] evict{wanted} gave {got}, left {sums}")
-    node = ceil_page(world.cfg.window, world.cfg.page)
+    node = (
+        ceil_page(world.cfg.window, world.cfg.page) if world.dual else world.cfg.full_pages * world.cfg.page
+    )
     live = len(gone.removed) * world.cfg.page
     if swa == 0:
         need(
@@ -120,20 +122,20 @@ def check_tree(world: Desk, views: list[NodeView]) -> None:
             assert cell is not None
             part = slice(i * size, (i + 1) * size)
             need(view.full[part] == cell.full, f"{name} FULL {view.full[part][:4]}, oracle {cell.full[:4]}")
-            swa = None if view.swa is None else view.swa[part]
+            swa = cell.full if not world.dual else None if view.swa is None else view.swa[part]
             need(swa == cell.swa, f"{name} SWA {swa and swa[:4]}, oracle {cell.swa and cell.swa[:4]}")
             need(
                 view.full_lock == cell.full_locks,
                 f"{name} FULL locks {view.full_lock}, oracle {cell.full_locks}",
             )
-            if cell.swa is not None:
+            if world.dual and cell.swa is not None:
                 need(
                     view.swa_lock == cell.swa_locks,
                     f"{name} SWA locks {view.swa_lock}, oracle {cell.swa_locks}",
                 )
         need(view.swa is None or len(view.swa) == len(view.tokens), f"{name} SWA and key differ in length")
         need(view.swa is None or len(view.tokens) <= limit, f"{name} live but longer than {limit}")
-        dead = view.swa is None and not view.children and view.full_lock == 0
+        dead = world.dual and view.swa is None and not view.children and view.full_lock == 0
         need(not dead, f"{name} is a tombstone leaf nobody can match or evict (rule 8)")
     need(
         covered == sum(1 for _ in world.tree.cells()),
@@ -147,6 +149,7 @@ def check_sums(world: Desk) -> None:
         want = world.tree.sums(rank)
         for name, value in want.items():
             got = getattr(cache, f"{name}_size")(rank)
+            value = value if world.dual or name.startswith("full") else 0
             need(got == value, f"[dp={rank}] {name}_size {got}, oracle {value}")
         need(
             cache.evictable_size(rank) == want["full_evictable"], f"[dp={rank}] evictable_size is not FULL's"
@@ -159,6 +162,10 @@ def check_sums(world: Desk) -> None:
 def check_available(world: Desk) -> None:
     alloc = world.allocator
     for rank, pool in enumerate(world.pools):
+        if not world.dual:
+            got = alloc.available_size(rank)
+            need(got == pool.full.available(), f"[dp={rank}] available {got}, oracle {pool.full.available()}")
+            continue
         full, swa = alloc.full_available_size(rank), alloc.swa_available_size(rank)
         need(
             full == pool.full.available(),
@@ -172,7 +179,10 @@ def check_pools(world: Desk) -> None:
     """Free pages as sets, no duplicates; the whole mapping; every row."""
     cfg, alloc = world.cfg, world.allocator
     for rank, pool in enumerate(world.pools):
-        for sub, oracle in ((alloc.full_attn_allocator, pool.full), (alloc.swa_attn_allocator, pool.swa)):
+        subs = [(alloc, pool.full)]
+        if world.dual:
+            subs = [(alloc.full_attn_allocator, pool.full), (alloc.swa_attn_allocator, pool.swa)]
+        for sub, oracle in subs:
             got, want = free_pages(sub, rank, cfg.page), oracle.free_pages()
             need(
                 len(got) == len(set(got)),
@@ -184,7 +194,7 @@ def check_pools(world: Desk) -> None:
             )
         expected = np.zeros((pool.full.pages + 1) * cfg.page, np.int32)
         expected[list(pool.mapping)] = list(pool.mapping.values())
-        real = np.asarray(mapping_of(alloc, rank, cfg.dp))
+        real = world.mapping(rank) if world.dual else expected
         bad = np.flatnonzero(real != expected)
         need(
             bad.size == 0,
@@ -214,7 +224,7 @@ def check_self(world: Desk) -> None:
     for part in (world.allocator, world.cache):
         violations = part.check()
         need(violations == [], f"check(): {[str(v) for v in violations[:4]]}")
-    if world.in_group:
+    if world.in_group or not world.dual:
         return
     reqs = [s.req for s in world.live]
     for rank in range(world.cfg.dp):
@@ -260,7 +270,7 @@ def check_ledger(world: Desk, rank: int, snap: dict[str, int]) -> None:
 def verify(world: Desk, full: bool) -> None:
     """All comparisons; ``full`` adds free lists, mapping, rows, ``check()`` and the ledger."""
     check_available(world)
-    if world.cfg.cache == "unified":
+    if world.unified:
         check_tree(world, walk(world.cache))
         check_sums(world)
     if full:

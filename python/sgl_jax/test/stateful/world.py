@@ -178,10 +178,12 @@ class World(Desk):
             return False
         rank = a % self.cfg.dp
         scale = max(1, self.cfg.page // 2)
-        full, swa = (b % 9) * scale, (c % 9) * scale
+        full, swa = (b % 9) * scale, (c % 9) * scale if self.dual else 0
         result = self.cache.evict(EvictParams(num_tokens=full, swa_num_tokens=swa, dp_rank=rank))
         gone = absorb_evictions(self)
         got = [result.num_tokens_evicted, result.swa_num_tokens_evicted]
+        if not self.dual:
+            got[1] = got[0]
         need(got == gone.freed[rank], f"[dp={rank}] evict reports {got}, vanished {gone.freed[rank]}")
         need(full + swa > 0 or got == [0, 0], f"[dp={rank}] evict of nothing freed {got}")
         judge_eviction(self, rank, (full, swa), gone)
@@ -233,7 +235,7 @@ class World(Desk):
                 self.cache.evict(EvictParams(num_tokens=big, swa_num_tokens=big, dp_rank=rank))
                 absorb_evictions(self)
             pool = self.pools[rank]
-            cold = (self.cfg.full_pages * self.cfg.page, self.cfg.swa_pages * self.cfg.page)
+            cold = (pool.full.pages * self.cfg.page, pool.swa.pages * self.cfg.page)
             if (pool.full.available(), pool.swa.available()) != cold:
                 raise Mismatch(
                     f"[dp={rank}] drained pools {pool.full.available()}, {pool.swa.available()}, cold {cold}"
