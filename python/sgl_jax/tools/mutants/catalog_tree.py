@@ -42,7 +42,7 @@ MATCH: tuple[Mutant, ...] = (
     ),
     Mutant(
         "match_aux_miss_ends_path",
-        _CACHE,
+        _U + "matching.py",
         "            if usable:\n                accepted = len(chunks)\n",
         "            if not usable:\n                break\n            accepted = len(chunks)\n",
     ),
