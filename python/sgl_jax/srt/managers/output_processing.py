@@ -80,7 +80,7 @@ class OutputProcessor:
         self._counters.generation_tokens[rank] += len(seats)
         reqs = table.reqs
         for seat, token in zip(seats.tolist(), tokens.tolist()):
-            reqs[seat].output_ids.append(token)  # type: ignore[union-attr]
+            reqs[seat].output_ids.append(token)
         ends_now = (generated >= table.max_new[seats]) | (
             self._is_eos[tokens] & table.heeds_eos[seats] & (generated >= table.min_new[seats])
         )

@@ -25,7 +25,8 @@ from sgl_jax.srt.managers.lifecycle import Lifecycle
 from sgl_jax.srt.managers.policy import SchedulePolicy
 from sgl_jax.srt.managers.request import EMPTY_SLOTS, Req, WaitReason
 from sgl_jax.srt.managers.roster import Roster
-from sgl_jax.srt.mem_cache.sizing import CapRules
+from sgl_jax.srt.mem_cache.page import floor_page
+from sgl_jax.srt.mem_cache.sizing import CapRules, chunk_within
 
 _NO_SLOT = -1
 
@@ -128,11 +129,23 @@ class PrefillScheduler:
         return refusal(need, self._memory.room(rank).minus(self._reserved(rank)))
 
     def _shrunk_end(self, rank: int, start: int, end: int, total: int, alone: bool) -> int:
-        """``end``, cut to what the pools can hold right now when the prompt may be chunked (D41, D43)."""
+        """``end``, or what fits when the prompt may be chunked; ``start`` when the request has to wait (D41, D43)."""
+        cut = self._fitting_end(rank, start, end, total)
+        if cut == end or (self._rules.chunk_size is not None and (alone or end < total)):
+            return cut
+        return start
+
+    def _fitting_end(self, rank: int, start: int, end: int, total: int) -> int:
+        """``end``, cut to what both pools can hold right now.
+
+        With more chunks to come a chunk also stays within what leaves room for the next one, whatever the cache keeps locked of it.
+        """
         fits = start + fit_extend(end - start, start, self._memory.room(rank), self._rules)
-        if fits >= end:
-            return end
-        return fits if self._rules.chunk_size is not None and (alone or end < total) else start
+        if fits >= end == total or self._rules.window is None:
+            return min(end, fits)
+        page = self._rules.page_size
+        longest = max(page, chunk_within(self._memory.capacity(rank).swa, self._rules))
+        return min(end, fits, max(start, floor_page(start + longest, page)))
 
     def _take(self, req: Req, rank: int, start: int, end: int) -> WaitReason | None:
         """Row and slots for ``[start, end)``; on a shortage nothing is kept."""
@@ -183,8 +196,7 @@ class PrefillScheduler:
         seats.reread(req)
         total = req.seqlen
         end = chunk_end(computed, total, budget, self._rules.page_size)
-        fits = computed + fit_extend(end - computed, computed, self._memory.room(rank), self._rules)
-        end = min(end, fits)
+        end = self._fitting_end(rank, computed, end, total)
         if end <= computed:
             return None
         last = int(self._memory.table[req.req_pool_idx, computed - 1])
