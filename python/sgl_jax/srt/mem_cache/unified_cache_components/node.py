@@ -80,10 +80,12 @@ class UnifiedTreeNode(RadixNode):
         super().__init__(node_id)
         self.tree_components = tree_components
         self.full_data = PathLockData(self)
-        self.component_data: list[ComponentData] = [
-            self.full_data if ct is FULL else ComponentData(metadata=NodeMetadata(self, ct))
-            for ct in ComponentType
-        ]
+        self.component_data: list[ComponentData] = [self._make_data(ct) for ct in ComponentType]
+
+    def _make_data(self, ct: ComponentType) -> ComponentData:
+        if ct is FULL:
+            return self.full_data
+        return ComponentData(metadata=NodeMetadata(self, ct) if ct in self.tree_components else {})
 
     @property
     def rank(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,35 @@ class SlotApplier:
     def __init__(self, allocator: Any, dual: bool) -> None:
         self._allocator = allocator
         self._dual = dual
+        self._batch: dict[tuple[str, int], list[IntArray]] | None = None
 
     def transaction(self) -> AbstractContextManager[None]:
         """A free group around insert, re-pointing and lock exchange; joins one that is open already."""
         if getattr(self._allocator, "is_not_in_free_group", None) is None:
             return nullcontext()
         return free_group(self._allocator)
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """One ``free_full`` and one ``free_swa`` per rank for the whole block, in that order, at its end (G9).
+
+        For evictions only: nothing in the block may read the mapping or the free structure of what it gave back.
+        """
+        collected: dict[tuple[str, int], list[IntArray]] = {}
+        self._batch = collected
+        try:
+            yield
+        finally:
+            self._batch = None
+            for (pool, rank), parts in sorted(collected.items()):
+                slots = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                (self.free_full if pool == "full" else self.free_swa)(slots, rank)
+
+    def _collect(self, pool: str, slots: IntArray, rank: int) -> bool:
+        if self._batch is None:
+            return False
+        self._batch.setdefault((pool, rank), []).append(slots)
+        return True
 
     def free(self, slots: IntArray, rank: int) -> None:
         """Both halves of ``slots`` → free (FULL slots whose SWA half is gone: FULL only)."""
@@ -41,7 +65,7 @@ class SlotApplier:
 
     def free_full(self, slots: IntArray, rank: int) -> None:
         """FULL half → free; SWA half and mapping stay for the one who frees or adopts them."""
-        if not len(slots):
+        if not len(slots) or self._collect("full", slots, rank):
             return
         if self._dual:
             self._allocator.free_full(_own(slots), dp_rank=rank)
@@ -50,7 +74,7 @@ class SlotApplier:
 
     def free_swa(self, full_slots: IntArray, rank: int) -> None:
         """SWA half → free, mapping cleared now; named by FULL slots."""
-        if len(full_slots):
+        if len(full_slots) and not self._collect("swa", full_slots, rank):
             self._allocator.free_swa(_own(full_slots), dp_rank=rank)
 
     def move_mapping(self, source: IntArray, target: IntArray, rank: int) -> None:

@@ -234,11 +234,12 @@ class UnifiedRadixCache(BasePrefixCache):
         if self.disable or wanted <= 0:
             return EvictResult()
         rank = self._rank_or_raise(params.dp_rank)
-        for node in self.accounts.barren_nodes(rank):
-            self._evict_device_leaf(node, tracker)
         ranked = EvictParams(params.num_tokens, params.swa_num_tokens, rank, params.recurrent_num)
-        for component in self._components_tuple:
-            component.drive_eviction(ranked, tracker)
+        with self.applier.batch():
+            for node in self.accounts.barren_nodes(rank):
+                self._evict_device_leaf(node, tracker)
+            for component in self._components_tuple:
+                component.drive_eviction(ranked, tracker)
         self.op_log.append(OpRecord("evict", rank, "", wanted, tracker[FULL] + tracker[SWA]))
         return EvictResult(tracker[FULL], tracker[SWA], tracker[RECURRENT])
 
