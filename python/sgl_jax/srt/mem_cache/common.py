@@ -131,13 +131,14 @@ def release_kv_cache(
         return
     tree_cache.cache_finished_req(req, is_insert=is_insert)
     committed, allocated = req.pop_overallocated_kv_cache()
-    start = ceil_page(committed, tree_cache.page_size)
+    over = committed < allocated
+    start = ceil_page(committed, tree_cache.page_size) if over else allocated
     if start < allocated:
         row = tree_cache.req_to_token_pool.req_to_token[req.req_pool_idx]
         slots = np.array(row[start:allocated], np.int32)
         tree_cache.token_to_kv_pool_allocator.free(slots, dp_rank=own_rank(req))
     tree_cache.req_to_token_pool.free(req)
-    if committed < allocated and not allow_overallocated:
+    if over and not allow_overallocated:
         raise OverAllocationError(
             f"request {getattr(req, 'rid', '?')} ended with {allocated} slots allocated and {committed} committed"
         )

@@ -410,7 +410,7 @@ class TestLocks(CustomTestCase):
     def test_hand_built_receipt(self):
         t = Tree()
         t.insert(8)
-        a, b = t.chain()
+        b = t.chain()[1]
         result = t.cache.inc_lock_ref(b)
         params = DecLockRefParams(
             swa_uuid_for_lock=result.swa_uuid_for_lock, skip_lock_node_ids=result.skip_lock_node_ids
