@@ -127,6 +127,17 @@ def test_decode_pairs_the_new_slot_and_the_new_page():
     assert [v.slots for v in a.check()] == [(1, 2)]  # only the pages the test itself took
 
 
+@pytest.mark.parametrize("lens", [[6], [6, 3]])
+def test_extend_and_decode_write_the_mapping_of_their_rank_only(lens):
+    """D49."""
+    a = dual(4, 8, 8, dp=2)
+    out = a.alloc_extend([0] * len(lens), lens, [-1] * len(lens), sum(lens), dp_rank=1)
+    last = out[np.cumsum(lens) - 1]
+    out = np.concatenate([out, a.alloc_decode([n + 1 for n in lens], last, dp_rank=1)])
+    assert not mapping_of(a, 0).any() and a.count_swa_mapped(out, 1) == sum(lens) + len(lens)
+    assert sizes(a, 0) == (32, 32) and a.check() == []
+
+
 @pytest.mark.parametrize("op", ["extend_one", "extend_many", "decode"])
 @pytest.mark.parametrize("dp", [1, 2])
 def test_rollback_returns_new_pages_and_keeps_the_live_half_filled_page(op, dp):

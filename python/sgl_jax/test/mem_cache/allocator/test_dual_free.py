@@ -106,13 +106,41 @@ def test_partial_frees_change_nothing_and_leave_no_second_owner():
     assert not set(a.translate_full_to_swa(other, dp_rank=0)) & set(a.translate_full_to_swa(slots, dp_rank=0))
 
 
-@pytest.mark.parametrize("order", [[4, 5, 6, 7], [7, 6, 5, 4], [5, 4, 7, 6, 5]])
+@pytest.mark.parametrize("order", [[4, 5, 6, 7], [7, 6, 5, 4], [5, 4, 7, 6, 5], [4, 5, 6, 7, 5]])
 @pytest.mark.parametrize("call", ["free", "free_full", "free_swa"])
 def test_all_tokens_of_a_page_in_any_order_release_it(call, order):
     a = dual(4, 4, 4)
     a.alloc(8)
     getattr(a, call)(ids(*order), dp_rank=0)
     assert sizes(a) == {"free": (12, 12), "free_full": (12, 8), "free_swa": (8, 12)}[call]
+
+
+def test_consecutive_slots_across_a_boundary_are_two_partial_pages():
+    a = dual(4, 4, 4, strict=False)
+    a.alloc(8)
+    before = image(a)
+    a.free(span(5, 9))
+    a.free_swa(span(6, 10))
+    assert image(a) == before
+
+
+def test_the_swa_half_of_a_free_full_page_is_still_freed_whole():
+    """After ``free_full`` the mapping alone says which tokens a page holds."""
+    a = dual(4, 4, 4, strict=False)
+    slots = a.alloc(4)
+    a.free_full(slots, dp_rank=0)
+    a.free(slots[:2])
+    assert sizes(a) == (16, 12) and a.count_swa_mapped(slots) == 4
+    a.free(slots)
+    assert sizes(a) == (16, 16)
+
+
+def test_a_freed_short_page_is_a_double_free_not_a_partial_one():
+    a = dual(4, 4, 4)
+    slots = a.alloc_extend([0], [2], [-1], 2)
+    a.free(slots)
+    with pytest.raises(DoubleFreeError, match=r"pages \[1\] are already free"):
+        a.free(slots)
 
 
 def test_pages_are_judged_one_by_one():
@@ -145,21 +173,31 @@ def test_a_short_last_page_is_released_by_the_tokens_it_holds(call, tail):
 
 def test_the_count_of_a_page_follows_decode_and_outlives_its_swa_half():
     """A page that lost its SWA half is still released by exactly the tokens it holds."""
-    a = dual(4, 4, 4)
+    a = dual(4, 1, 1)
     slots = a.alloc_extend([0], [2], [-1], 2)
     slots = np.concatenate([slots, a.alloc_decode([3], slots[-1:])])
     with pytest.raises(PartialPageError):
         a.free_swa(slots[:2])
     a.free_swa(slots)
-    assert sizes(a) == (12, 16)
+    assert sizes(a) == (0, 4)
     with pytest.raises(PartialPageError):
         a.free(slots[:2])
     a.free(slots)
-    assert sizes(a) == (16, 16)
-    again = a.alloc(4)  # the count of the earlier life is forgotten
+    assert sizes(a) == (4, 4)
+    again = a.alloc(4)  # the same page; the count of its earlier life is forgotten
     a.free_swa(again)
     with pytest.raises(PartialPageError):
         a.free(again[:3])
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_clear_forgets_the_counts(rank):
+    a = dual(4, 1, 1)
+    a.free_swa(a.alloc_extend([0], [2], [-1], 2))
+    a.clear(dp_rank=rank)
+    again = a.full_attn_allocator.alloc(4)
+    with pytest.raises(PartialPageError):
+        a.free(again[:2])
 
 
 def test_a_page_allocated_in_full_only_holds_all_its_tokens():
@@ -215,6 +253,7 @@ def test_a_group_dedups_across_the_three_frees(page, dp):
     a.free(slots[: 3 * page], dp_rank=rank)
     a.free(slots[: 3 * page], dp_rank=rank)
     assert not a.is_not_in_free_group and sizes(a, rank) == (0, 0)
+    assert a.free_group is a.full_attn_allocator.free_group and len(a.free_group[rank]) == 2
     assert a.alloc(page, dp_rank=rank) is None
     assert a.count_swa_mapped(slots, rank) == page
     a.free_group_begin()  # does not drop what is queued

@@ -92,6 +92,27 @@ def test_clear_leaves_group_mode_and_drops_the_queue():
     assert a.available_size() == 4 and a.check() == []
 
 
+def test_a_rank_local_clear_leaves_group_mode_and_loses_nobodys_queue():
+    a = TokenToKVPoolAllocator(8, None, dp_size=2)
+    for rank in (0, 1):
+        a.alloc(4, dp_rank=rank)
+    a.free_group_begin()
+    for rank in (0, 1):
+        a.free(ids(1), dp_rank=rank)
+    a.clear(dp_rank=0)
+    assert a.is_not_in_free_group and a.free_group == [[], []]
+    assert (a.available_size(0), a.available_size(1)) == (4, 1) and a.check() == []
+
+
+def test_an_omitted_rank_is_the_seams_default_and_an_error_in_strict_mode():
+    a = TokenToKVPoolAllocator(8, None, dp_size=2)
+    a.alloc(3)
+    assert (a.available_size(0), a.available_size(1)) == (1, 4)
+    a.strict = True
+    with pytest.raises(ValueError, match="dp_rank was omitted"):
+        a.alloc(1)
+
+
 def test_backup_and_restore_undo_an_allocation():
     a = TokenToKVPoolAllocator(6, None)
     a.alloc(3)
