@@ -9,6 +9,7 @@ import pytest
 
 from sgl_jax.srt.mem_cache.common import release_kv_cache
 from sgl_jax.srt.mem_cache.ledger import validate_swa_cache_ledger
+from sgl_jax.srt.mem_cache.window import reclaim_boundary
 from sgl_jax.test.faults.kit import Kit, seq
 from sgl_jax.test.oracle.observe import free_pages
 from sgl_jax.test.stateful.build import build_allocator, build_cache
@@ -85,6 +86,44 @@ def test_reclaim_follows_the_processed_length_it_is_given() -> None:
     assert req.swa_evicted_seqlen == 15 and kit.available() == (44, 59)
     kit.abort(req)
     assert kit.available() == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("evicted", "protected", "pre_len", "window", "page", "interval"),
+    [
+        (0, 0, 12, 4, 1, (0, 7)),
+        (7, 0, 10, 4, 1, (7, 7)),
+        (7, 0, 20, 4, 1, (7, 15)),
+        (0, 8, 24, 8, 4, (8, 12)),
+        (4, 8, 10, 8, 4, (8, 8)),
+        (12, 8, 15, 8, 4, (12, 12)),
+        (0, 0, 383, 128, 256, (0, 0)),
+        (0, 0, 640, 128, 256, (0, 256)),
+    ],
+)
+def test_the_reclaim_boundary_in_numbers(
+    evicted: int, protected: int, pre_len: int, window: int, page: int, interval: tuple[int, int]
+) -> None:
+    """D37, D18: what was reclaimed before is not named again, the protected prefix never, and nothing moves back."""
+    assert reclaim_boundary(evicted, protected, pre_len, window, page) == interval
+
+
+def test_a_commit_below_the_cursor_keeps_its_leaf() -> None:
+    """DECISION 8, D35: the request goes on reading FULL [0, 8), so the commit may not free it as unmatchable."""
+    kit = Kit(window=4)
+    req = kit.admit(seq(24))
+    kit.cache.evict_req_swa(req, 24, dp_rank=0)
+    assert req.swa_evicted_seqlen == 19
+    req.fill_ids = seq(8)
+    kit.commit(req)
+    assert kit.shape() == [(0, 8, False)] and req.cache_protected_len == 8
+    assert kit.slots(req) == list(range(1, 25)) and kit.available() == (40, 59)
+    kit.assert_sound()
+    req.fill_ids = seq(24)
+    kit.commit(req)
+    assert kit.shape() == [(0, 8, False), (8, 19, False), (19, 20, True), (20, 24, True)]
+    kit.finish(req)
+    kit.assert_cold_after_evicting_all()
 
 
 def test_reclaim_numbers_of_the_contract() -> None:

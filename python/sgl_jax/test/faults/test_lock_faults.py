@@ -219,3 +219,17 @@ def test_two_locks_share_the_boundary_and_a_split_moves_it() -> None:
     unlock(kit, (node, first.to_dec_params()))
     unlock(kit, (node, second.to_dec_params()))
     kit.assert_cold_after_evicting_all()
+
+
+def test_a_tombstone_made_under_the_lock_moves_no_other_sum() -> None:
+    """D20, rule 4: a component's own eviction of a locked node takes the protected sum down and the receipt still fits."""
+    kit = Kit(window=4)
+    kit.insert(seq(8))
+    held = lock(kit, 8)
+    assert kit.sums() == (0, 8, 4, 4)
+    assert kit.cache.components[1].evict_component(held[0]) == (4, 0)
+    assert kit.sums() == (0, 8, 4, 0)
+    kit.assert_sound()
+    unlock(kit, held)
+    assert kit.shape() == [(0, 4, True)] and kit.sums() == (4, 0, 4, 0)
+    kit.assert_cold_after_evicting_all()

@@ -43,8 +43,8 @@ MATCH: tuple[Mutant, ...] = (
     Mutant(
         "match_aux_miss_ends_path",
         _U + "matching.py",
-        "            if usable:\n                accepted = len(chunks)\n",
-        "            if not usable:\n                break\n            accepted = len(chunks)\n",
+        "        if usable:\n            accepted = len(chunks)\n",
+        "        if not usable:\n            break\n        accepted = len(chunks)\n",
     ),
     Mutant(
         "refresh_one_page_short", _M + "window.py", "    return window + page_size\n", "    return window\n"
