@@ -35,7 +35,7 @@ class TestAllocation(CustomTestCase):
         return UnifiedRadixCache(ReqToTokenPool(4, 16), made, page_size=page), made
 
     def test_token_slots_evict_then_fail(self):
-        cache, allocator = self.cache()
+        cache, _ = self.cache()
         self.assertEqual(alloc_token_slots(cache, 3).tolist(), [1, 2, 3])
         cache.insert(InsertParams(key=RadixKey([1, 2, 3], None, 0), value=ids(1, 2, 3)))
         slots, state = alloc_token_slots(cache, 5, backup_state=True)
@@ -45,7 +45,7 @@ class TestAllocation(CustomTestCase):
             alloc_token_slots(cache, 1)
 
     def test_paged_extend(self):
-        cache, allocator = self.cache(16, 4)
+        cache, _ = self.cache(16, 4)
         out = alloc_paged_token_slots_extend(cache, [0], [6], [-1], 6)
         self.assertEqual(out.tolist(), [4, 5, 6, 7, 8, 9])
         out, state = alloc_paged_token_slots_extend(

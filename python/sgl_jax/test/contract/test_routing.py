@@ -219,9 +219,6 @@ class TestFlags(CustomTestCase):
         self.assertEqual((args.speculative_algorithm, args.disaggregation_mode), (None, "null"))
         self.assertFalse(args.pd_disaggregation)
 
-    def test_the_dataclass_default_is_the_literal_false(self):
-        self.assertIs(ServerArgs.__dataclass_fields__["enable_unified_radix_tree"].default, False)
-
     def test_environment(self):
         with patch.dict(os.environ, {"SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE": "1"}):
             self.assertIs(ServerArgs(model_path="dummy").enable_unified_radix_tree, True)
