@@ -107,7 +107,7 @@ def test_pending_is_neither_owned_nor_allocatable_until_the_flush():
     assert p.available == 2 and p.take(2).tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("takes", [[2], [3], [1, 4], [5]])
+@pytest.mark.parametrize("takes", [[2], [3], [1, 3], [1, 4], [5]])
 def test_rewind_restores_window_released_and_states_even_across_a_merge(takes):
     p = pool(8)
     p.take(8)
