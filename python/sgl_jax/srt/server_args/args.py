@@ -52,9 +52,7 @@ class ServerArgs:
     swa_full_tokens_ratio: float
     disable_hybrid_swa_memory: bool
     disable_radix_cache: bool
-    enable_unified_radix_tree: bool = (
-        False  # the seam reads this default from the field; values come from the table
-    )
+    enable_unified_radix_tree: bool
     enable_cache_report: bool
     debug_cache: bool
     chunked_prefill_size: int
