@@ -24,7 +24,8 @@ def unit_noise(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
     count = int(np.prod(shape, dtype=np.int64))
     raw = np.random.Philox(key=[seed, zlib.crc32(name.encode())]).random_raw(count)
     centred = ((raw >> np.uint64(48)).astype(np.float64) - 32767.5) / 32768.0 * np.sqrt(3.0)
-    return centred.astype(np.float32).reshape(shape)
+    noise: np.ndarray = centred.astype(np.float32).reshape(shape)
+    return noise
 
 
 def round_to_bf16(x: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ def build_model(config: ModelConfig, mesh: Mesh, backend: str = "native") -> Cau
     axis, ValueError for an unknown attention backend.
     """
     config.check_tensor_parallel(mesh.shape["tensor"])
-    return FAMILIES[config.family](BuildContext(config, mesh, backend))  # type: ignore[call-arg, arg-type]
+    return FAMILIES[config.family](BuildContext(config, mesh, backend))  # type: ignore[call-arg]
 
 
 def load_model(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -76,7 +77,7 @@ def read_header(path: Path) -> dict[str, TensorRef]:
     return refs
 
 
-def _tensor_ref(path: Path, name: str, entry: dict, data_start: int, file_size: int) -> TensorRef:
+def _tensor_ref(path: Path, name: str, entry: dict[str, Any], data_start: int, file_size: int) -> TensorRef:
     if entry["dtype"] not in _DTYPES:
         raise WeightLoadError(
             f"{path}: tensor {name} has dtype {entry['dtype']}, known: {', '.join(_DTYPES)}"

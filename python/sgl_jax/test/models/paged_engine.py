@@ -89,7 +89,7 @@ class PagedEngine:
             spec = self.config.layer_spec(i)
             heads = spec.kv_heads_stored(self.mesh.shape["tensor"])
             k, v = (
-                jax.device_put(jnp.full((*shape, heads * dim), jnp.nan, jnp.float32), layout)
+                jax.device_put(jnp.full((*shape, heads * dim), jnp.nan, self.config.dtype), layout)
                 for dim in (spec.head_dim, spec.v_head_dim)
             )
             pools.append(LayerKV(k, v))

@@ -35,7 +35,7 @@ BACKENDS: dict[str, Callable[..., jax.Array]] = {"native": paged_attention}
 class PagedAttention:
     """Attention of one layer kind over its pool. Static and hashable; holds no arrays.
 
-    ``windowed`` picks the SWA page view where the step has one (a model with a single pool keeps window layers in the full pool).
+    Window layers use the step's SWA page view where it has one; a model with a single pool keeps them in the full pool.
     Raises ValueError for an unknown backend name.
     """
 
@@ -65,8 +65,7 @@ class PagedAttention:
         """
         spec, kernel = self.spec, BACKENDS[self.backend]
         options = AttentionOptions(spec.scale, spec.window, spec.soft_cap)
-        windowed = spec.window is not None and meta.swa is not None
-        view = meta.swa if windowed else meta.full
+        view = meta.full if spec.window is None or meta.swa is None else meta.swa
 
         def local(q, k, v, k_pool, v_pool, blocks, tok_row, loc, pages, base, sinks):  # type: ignore[no-untyped-def]
             k_pool = write_kv(k_pool, k[0].reshape(k.shape[1], -1), loc[0])

@@ -182,7 +182,9 @@ def check_queries(
     Raises ValueError for a slot or page id outside its pool, for page 0 where a live page is needed, and for a page list that
     does not cover the pages the queries see.
     """
-    views = [("full", rank.full_loc, rank.full_pages, rank.full_page_start, None, full_pages, None)]
+    views: list[tuple[Any, ...]] = [
+        ("full", rank.full_loc, rank.full_pages, rank.full_page_start, None, full_pages, None)
+    ]
     if rank.swa_pages is not None:
         views.append(
             ("swa", rank.swa_loc, rank.swa_pages, rank.swa_page_start, rank.swa_first_page, swa_pages, window)

@@ -49,8 +49,11 @@ def write_kv(pool: jax.Array, values: jax.Array, loc: jax.Array) -> jax.Array:
     pool [pages, page, F], values [T, F], loc [T] slots; padding tokens carry slot 0, which nobody reads.
     """
     pages, page, features = pool.shape
+    values = values.astype(pool.dtype)
+    if page == 1:  # the reshape below would make XLA copy the pool once a layer
+        return pool.at[loc, 0].set(values, mode="drop")
     flat = pool.reshape(pages * page, features)
-    return flat.at[loc].set(values.astype(pool.dtype), mode="drop").reshape(pool.shape)
+    return flat.at[loc].set(values, mode="drop").reshape(pool.shape)
 
 
 def paged_attention(

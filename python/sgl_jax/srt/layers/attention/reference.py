@@ -37,4 +37,5 @@ def dense_attention(
         scores = np.concatenate([scores, extra], axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", weights[..., :keys], wide_v)
+    out: np.ndarray = np.einsum("hqk,khd->qhd", weights[..., :keys], wide_v)
+    return out
