@@ -18,6 +18,30 @@ from sgl_jax.test.test_utils import CustomTestCase
 KV = SimpleNamespace()
 
 
+class Minimal(BaseTokenToKVPoolAllocator):
+    """What a test double brings: the three abstract methods."""
+
+    def clear(self, dp_rank=None): ...
+    def alloc(self, need_size, dp_rank=0):
+        return np.arange(1, need_size + 1, dtype=np.int32)
+
+    def free(self, free_index, dp_rank=0): ...
+
+
+class TestBase(CustomTestCase):
+    def test_three_abstract_methods(self):
+        a = Minimal(8, 1, KV, dp_size=2)
+        self.assertEqual((a.size, a.page_size, a.size_per_rank, a.dp_size), (8, 1, 4, 2))
+        self.assertIs(a.is_not_in_free_group, True)
+        self.assertIs(a.get_kvcache(), KV)
+        self.assertEqual(a.alloc(2).tolist(), [1, 2])
+        for call in (a.backup_state, a.available_size, a.free_group_begin):
+            with self.assertRaises(NotImplementedError):
+                call()
+        with self.assertRaises(TypeError):
+            BaseTokenToKVPoolAllocator(8, 1, KV)
+
+
 class TestTokenAllocator(CustomTestCase):
     def test_attributes_and_ascending_int32_ids_from_slot_one(self):
         a = TokenToKVPoolAllocator(8, KV)

@@ -348,6 +348,43 @@ class TestHybridCore(CustomTestCase):
         self.assertEqual(spy.call_count, 1)
         self.assertEqual(allocator.full_available_size(), 60)
 
+    def test_a_full_tombstone_takes_the_fresh_slots_and_recovers_once(self):
+        cache, allocator = self.build()
+        self.put(cache, allocator, 4)
+        (node,) = cache.root_node.children.values()
+        cache.components[SWA].evict_component(node)
+        cache.components[FULL].evict_component(node)
+        cache.accounts.set_value(node, FULL, None)
+        spy = MagicMock(wraps=cache.components[SWA].recover_after_unevict)
+        cache.components[SWA].recover_after_unevict = spy
+        fresh = allocator.alloc(4)
+        result = cache.insert(InsertParams(key=RadixKey(list(range(4)), None, 0), value=fresh))
+        self.assertEqual((result.prefix_len, spy.call_count), (4, 1))
+        self.assertEqual(node.component_data[FULL].value.tolist(), fresh.tolist())
+        swa = allocator.translate_full_to_swa(fresh, dp_rank=0)
+        self.assertEqual(node.component_data[SWA].value.tolist(), swa.tolist())
+        self.assertEqual((cache.full_evictable_size(), cache.swa_evictable_size()), (4, 4))
+
+    def test_a_full_miss_freezes_the_prefix(self):
+        cache, allocator = self.build()
+        self.put(cache, allocator, 4)
+        self.put(cache, allocator, 8)
+        (node,) = cache.root_node.children.values()
+        cache.accounts.set_value(node, FULL, None)
+        self.assertEqual(len(self.match(cache, 8).device_indices), 0)
+        self.assertEqual(len(self.match(cache, 8, full_only=True).device_indices), 0)
+
+    def test_poked_ages_decide_the_full_order(self):
+        cache, allocator = self.build()
+        for start in (0, 100, 200):
+            k = RadixKey(list(range(start, start + 4)), None, 0)
+            cache.insert(InsertParams(key=k, value=allocator.alloc(4)))
+        nodes = list(cache.root_node.children.values())
+        for node, at in zip(nodes, (3.0, 1.0, 2.0), strict=True):
+            node.last_access_time = at
+        cache.evict(EvictParams(num_tokens=1, dp_rank=0))
+        self.assertEqual(list(cache.root_node.children.values()), [nodes[0], nodes[2]])
+
     def test_reset_keeps_working(self):
         cache, allocator = self.build()
         self.put(cache, allocator, 8)

@@ -47,6 +47,7 @@ class BaseTokenToKVPoolAllocator(abc.ABC):
     Index arrays are 1-D int32. ``alloc*`` return None and change nothing when the rank is short. Frees are idempotent
     on slots that are already free or never were allocated; with ``strict`` they raise a named error instead.
     ``dp_rank`` may be omitted only at ``dp_size == 1``; a single pool outside strict mode takes it as rank 0.
+    A subclass has to bring ``clear``, ``alloc`` and ``free``; the rest as far as it has the structure for it.
     """
 
     size: int
@@ -63,21 +64,22 @@ class BaseTokenToKVPoolAllocator(abc.ABC):
         self.dp_size = dp_size
         self.size_per_rank = size // dp_size
         self._kvcache = kvcache
+        self.is_not_in_free_group = True
 
     @property
-    @abc.abstractmethod
     def free_pages(self) -> list[IntArray]:
         """Per rank, the free ids that are handed out next (copies)."""
+        raise self._absent("keeps no free list")
 
     @property
-    @abc.abstractmethod
     def release_pages(self) -> list[IntArray]:
         """Per rank, the freed ids that wait for ``merge_and_sort_free`` (copies)."""
+        raise self._absent("keeps no free list")
 
     @property
-    @abc.abstractmethod
     def free_group(self) -> list[list[IntArray]]:
         """Per rank, one entry per free of the open group."""
+        raise self._absent("has no free groups")
 
     def rank_of(self, dp_rank: int | None) -> int:
         """See :func:`resolve_rank`."""
@@ -92,9 +94,9 @@ class BaseTokenToKVPoolAllocator(abc.ABC):
         sizes = ", ".join(f"dp={r}: {self.available_size(r)}" for r in range(self.dp_size))
         return f"{type(self).__name__}(available tokens: {sizes}; in_group={not self.is_not_in_free_group})"
 
-    @abc.abstractmethod
     def available_size(self, dp_rank: int | None = None) -> int:
         """Allocatable tokens of one rank; pending ones excluded."""
+        raise self._absent("does not count its slots")
 
     @abc.abstractmethod
     def clear(self, dp_rank: int | None = None) -> None:
@@ -108,21 +110,24 @@ class BaseTokenToKVPoolAllocator(abc.ABC):
     def free(self, free_index: npt.ArrayLike, dp_rank: int | None = None) -> None:
         """Give slots back; deferred inside a group."""
 
-    @abc.abstractmethod
     def free_group_begin(self) -> None:
         """Enter group mode; what is queued already stays queued."""
+        raise self._absent("has no free groups")
 
-    @abc.abstractmethod
     def free_group_end(self) -> None:
         """Release what the group surrendered and leave group mode."""
+        raise self._absent("has no free groups")
 
-    @abc.abstractmethod
     def merge_and_sort_free(self, dp_rank: int | None = None) -> None:
         """Sort the released ids of one rank into its free ids."""
+        raise self._absent("keeps no free list")
 
-    @abc.abstractmethod
     def check(self) -> list[Violation]:
         """Every broken invariant of the free structures, deficits and surpluses alike (D08). Mutates nothing."""
+        return []
+
+    def _absent(self, what: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} {what}")
 
     def backup_state(self) -> tuple[Any, Any]:
         raise NotImplementedError(
