@@ -130,14 +130,21 @@ class WindowLocks:
         """Hand-built parameters for a lock this book has not seen: up to the boundary id, past the listed tombstones."""
         uuid = None if params is None else params.swa_uuid_for_lock
         skipped = () if params is None else params.skip_lock_node_ids.get(SWA, ())
+        taken: list[UnifiedTreeNode] = []
         at = node
         while at.parent is not None:
             data = at.component_data[SWA]
             if data.value is not None and at.id not in skipped:
-                self._host.accounts.change_lock(at, SWA, -1)
+                taken.append(at)
                 if uuid is not None and data.metadata.get(UUID_KEY) == uuid:
-                    return
+                    break
             at = at.parent
+        if any(at.component_data[SWA].lock_ref <= 0 for at in taken):
+            raise LockReceiptError(
+                f"[dp={node.rank}] no SWA lock ends at node {node.id}: released twice or never taken"
+            )
+        for at in taken:
+            self._host.accounts.change_lock(at, SWA, -1)
 
     def clear(self) -> None:
         """Forget all outstanding locks (the tree was emptied)."""

@@ -114,13 +114,18 @@ class NodeAccounts:
 
         Raises LockReceiptError when no lock ends at ``node``.
         """
+        self.require_path_lock(node)
         data = node.full_data
-        if data.own <= 0:
+        data.own -= 1
+        return 0 if data.locked else self._flip_path(node, -1)
+
+    @staticmethod
+    def require_path_lock(node: UnifiedTreeNode) -> None:
+        """Raises LockReceiptError when no FULL lock ends at ``node``."""
+        if node.full_data.own <= 0:
             raise LockReceiptError(
                 f"[dp={node.rank}] no FULL lock ends at node {node.id}: it was released twice or never taken"
             )
-        data.own -= 1
-        return 0 if data.locked else self._flip_path(node, -1)
 
     def _flip_path(self, node: UnifiedTreeNode, step: int) -> int:
         """``node`` just became locked (+1) or unlocked (-1): carry that upward as far as it changes anything."""

@@ -67,6 +67,7 @@ class UnifiedRadixCache(BasePrefixCache):
     reclaim_schedule: ClassVar[ReclaimSchedule | None] = ReclaimSchedule()
     tree_components: tuple[ComponentType, ...] = ()
     hicache_enabled = False
+    has_swa = False
 
     def __init__(
         self,
@@ -300,7 +301,8 @@ class UnifiedRadixCache(BasePrefixCache):
             return 0
         if node.parent is None or not self.tree.owns(node):
             raise LockReceiptError(f"node {node.id} is not in the tree any more, so it cannot hold a lock")
-        for component in reversed(self._components_tuple):
+        self.accounts.require_path_lock(node)
+        for component in reversed(self._components_tuple):  # a wrong receipt changes nothing
             component.release_component_lock(node, params)
         self.op_log.append(OpRecord("unlock", node.rank, "", node.path_len(), 0))
         if self.accounts.is_barren(node):

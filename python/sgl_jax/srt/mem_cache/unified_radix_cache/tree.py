@@ -37,6 +37,7 @@ class PrefixTree:
     def _make_root(self) -> UnifiedTreeNode:
         root = UnifiedTreeNode(self._kinds)
         root.end = 0
+        root.observer = self.observer
         root.full_data.value = []
         for ct in self._kinds:
             if ct is ComponentType.FULL:
@@ -51,8 +52,8 @@ class PrefixTree:
         return node
 
     def owns(self, node: UnifiedTreeNode) -> bool:
-        """Whether ``node`` was made by this tree (not by one that was reset since)."""
-        return node.observer is self.observer or node is self.root
+        """Whether ``node`` belongs to this tree and not to one that was reset since (a hand-built node does)."""
+        return node.observer is self.observer or node.observer is None
 
     def find_child(self, node: UnifiedTreeNode, rest: RadixKey) -> UnifiedTreeNode | None:
         """The child that ``rest`` enters, cut so that all of it matches; None when there is none.

@@ -8,6 +8,7 @@ import pytest
 
 from sgl_jax.srt.mem_cache.base_prefix_cache import DecLockRefParams, IncLockRefResult
 from sgl_jax.srt.mem_cache.errors import LockReceiptError, TreeInvariantError
+from sgl_jax.srt.mem_cache.unified_cache_components import UnifiedTreeNode
 from sgl_jax.test.mem_cache.unified.desk import FULL, GEOMETRY, GEOMETRY_IDS, SWA, Desk
 
 geometry = pytest.mark.parametrize(("page", "dp"), GEOMETRY, ids=GEOMETRY_IDS)
@@ -275,3 +276,30 @@ def test_the_root_needs_no_lock() -> None:
     assert (result.delta, result.swa_uuid_for_lock, result.skip_lock_node_ids) == (0, None, {SWA: []})
     assert desk.cache.dec_lock_ref(desk.cache.root_node, result.to_dec_params()) == 0
     assert [d.lock_ref for d in desk.cache.root_node.component_data] == [1, 1, 0]
+
+
+def test_a_wrong_release_changes_neither_component() -> None:
+    """A lock that only SWA holds cannot be released through the cache: refused before SWA lets go."""
+    desk = Desk(1, 4)
+    desk.insert("abcdefgh")
+    node = desk.node("abcdefgh")
+    receipt = desk.cache.components[SWA].acquire_component_lock(node, IncLockRefResult()).to_dec_params()
+    with pytest.raises(LockReceiptError, match="no FULL lock ends at node"):
+        desk.cache.dec_lock_ref(node, receipt)
+    assert desk.sums() == (8, 0, 4, 4)
+    desk.sound()
+
+
+def test_a_hand_built_node_can_be_locked() -> None:
+    """Tests of the seam link nodes by hand; such a node has no cached end and no observer."""
+    desk = Desk(1, 4)
+    desk.insert("abcd")
+    node = UnifiedTreeNode((FULL, SWA))
+    node.key, node.parent = desk.key("ef"), desk.node("abcd")
+    node.component_data[FULL].value = node.component_data[SWA].value = desk.slots(9, 10)
+    node.parent.children[desk.cache.get_child_key_fn(node.key)] = node
+    assert (node.path_len(), node.start) == (6, 4)
+    result = desk.cache.inc_lock_ref(node)
+    assert (result.delta, result.swa_spans) == (-6, ((0, 6),))
+    desk.cache.dec_lock_ref(node, result.to_dec_params())
+    assert node.component_data[FULL].lock_ref == 0
