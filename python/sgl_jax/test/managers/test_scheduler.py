@@ -10,13 +10,9 @@ import pytest
 from sgl_jax.srt.managers.io_struct import ControlReq, GenerateReq, SamplingParams, ShutdownReq
 from sgl_jax.srt.managers.request import WaitReason
 from sgl_jax.srt.mem_cache.errors import LedgerViolationError, UnmappedSlotError
-from sgl_jax.test.managers.world import CACHES, VOCAB, World, make_world
+from sgl_jax.test.managers.world import CACHES, VOCAB, World, make_world, prompt
 
 ALL_CACHES = (*CACHES, "plain", "plain_radix", "plain_chunk")
-
-
-def prompt(length, first=3):
-    return [first + i % (VOCAB - first) for i in range(length)]
 
 
 def record_steps(world: World) -> list[tuple[str, list[int], list[int]]]:

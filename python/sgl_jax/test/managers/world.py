@@ -6,6 +6,7 @@ hands too early, a wrong row or a missing window page changes the output or rais
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ from sgl_jax.srt.model_executor.noop_worker import HashWorker, NoOpWorker, hash_
 
 VOCAB = 997
 CACHES = ("unified", "legacy", "chunk")
+
+
+def prompt(length: int, first: int = 3) -> list[int]:
+    """``first``, ``first + 1``, ...: prompts with the same ``first`` share their prefix."""
+    return [first + i % (VOCAB - first) for i in range(length)]
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,15 @@ class World:
     def check_books(self) -> None:
         """Ownership is sound right now, busy or not."""
         assert self.scheduler.idle.violations(require_idle=False) == []
+
+
+def until(world: World, condition: Callable[[], bool], limit: int = 2000) -> None:
+    """Step until the condition holds."""
+    for _ in range(limit):
+        if condition():
+            return
+        world.step()
+    raise AssertionError("condition not reached")
 
 
 def make_world(setup: Setup | None = None, **changes: Any) -> World:

@@ -1,0 +1,144 @@
+"""The scheduler's process over real sockets: ready, heartbeat, tokens, drain and exit; a crash is told before it ends."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from zmq.constants import SocketOption, SocketType
+from zmq.sugar.context import Context
+
+from sgl_jax.srt.managers import io_struct
+from sgl_jax.srt.managers.scheduler_process import run_scheduler_process
+from sgl_jax.srt.server_args import ServerArgs
+from sgl_jax.test.managers.world import World, make_world
+
+ARGS = ServerArgs(model_path="no-model", log_level="error")
+
+
+class Parent:
+    """The front end's side: it binds both sockets."""
+
+    def __init__(self, tmp_path) -> None:
+        self.context = Context()
+        self.to_scheduler = self.context.socket(SocketType.PUSH)
+        self.from_scheduler = self.context.socket(SocketType.PULL)
+        self.from_scheduler.setsockopt(SocketOption.RCVTIMEO, 20_000)
+        self.addresses = f"ipc://{tmp_path}/in", f"ipc://{tmp_path}/out"
+        self.to_scheduler.bind(self.addresses[0])
+        self.from_scheduler.bind(self.addresses[1])
+        self.error: BaseException | None = None
+        self.world: World | None = None
+
+    def build(self, args, send):
+        self.world = make_world()
+        scheduler = self.world.scheduler
+        scheduler._send = scheduler.control._reply = send
+        return scheduler
+
+    def start(self, build=None) -> threading.Thread:
+        def target():
+            try:
+                run_scheduler_process(ARGS, *self.addresses, build or self.build)
+            except BaseException as error:
+                self.error = error
+
+        thread = threading.Thread(target=target)
+        thread.start()
+        return thread
+
+    def send(self, message) -> None:
+        self.to_scheduler.send(io_struct.encode(message))
+
+    def receive(self):
+        return io_struct.decode_to_front_end(self.from_scheduler.recv())
+
+    def receive_until(self, kind):
+        seen = []
+        while True:
+            message = self.receive()
+            seen.append(message)
+            if isinstance(message, kind):
+                return message, seen
+
+    def close(self) -> None:
+        self.to_scheduler.close(0)
+        self.from_scheduler.close(0)
+        self.context.term()
+
+
+@pytest.fixture
+def parent(tmp_path):
+    made = Parent(tmp_path)
+    yield made
+    made.close()
+
+
+def test_ready_tokens_reply_and_drained_exit(parent):
+    thread = parent.start()
+    ready, _ = parent.receive_until(io_struct.Ready)
+    assert ready.info["vocab_size"] == 997
+    beat, _ = parent.receive_until(io_struct.Heartbeat)
+    assert beat.busy is False and len(beat.stats["ranks"]) == 1
+    sampling = io_struct.SamplingParams(max_new_tokens=5, temperature=0.0)
+    parent.send(io_struct.GenerateReq(rid="a", input_ids=[5, 6, 7], sampling=sampling))
+    tokens = []
+    while len(tokens) < 5:
+        batch, _ = parent.receive_until(io_struct.TokenBatch)
+        tokens += [token for out in batch.outs for token in out.token_ids]
+    parent.world.prompts["a"] = [5, 6, 7]
+    assert tokens == parent.world.expected("a", 5)
+    parent.send(io_struct.ControlReq(kind="flush_cache", req_id="f"))
+    reply, _ = parent.receive_until(io_struct.Reply)
+    assert (reply.req_id, reply.ok) == ("f", True)
+    parent.send(io_struct.GenerateReq(rid="b", input_ids=[8, 9], sampling=sampling))
+    parent.send(io_struct.ShutdownReq(drain=True))
+    thread.join(20)
+    assert not thread.is_alive() and parent.error is None
+    last = [message for message in drain(parent) if isinstance(message, io_struct.TokenBatch)]
+    assert last[-1].outs[-1].finish.type == "length"
+
+
+def drain(parent):
+    parent.from_scheduler.setsockopt(SocketOption.RCVTIMEO, 500)
+    from zmq.error import Again
+
+    while True:
+        try:
+            yield parent.receive()
+        except Again:
+            return
+
+
+@pytest.mark.parametrize("where", ["build", "step"])
+def test_a_crash_sends_its_traceback_and_raises(parent, where):
+    def build(args, send):
+        if where == "build":
+            raise RuntimeError("no model here")
+        scheduler = parent.build(args, send)
+
+        def broken(step):
+            raise RuntimeError("the device is gone")
+
+        scheduler.worker.launch = broken
+        return scheduler
+
+    thread = parent.start(build)
+    if where == "step":
+        parent.receive_until(io_struct.Ready)
+        sampling = io_struct.SamplingParams(max_new_tokens=5)
+        parent.send(io_struct.GenerateReq(rid="a", input_ids=[5, 6, 7], sampling=sampling))
+    fatal, _ = parent.receive_until(io_struct.Fatal)
+    text = "no model here" if where == "build" else "the device is gone"
+    assert "Traceback" in fatal.traceback and text in fatal.traceback
+    thread.join(20)
+    assert text in str(parent.error)
+
+
+def test_heartbeats_go_on_while_idle(parent):
+    thread = parent.start()
+    beats = [parent.receive_until(io_struct.Heartbeat)[0] for _ in range(3)]
+    assert beats[0].loop_count < beats[2].loop_count
+    parent.send(io_struct.ShutdownReq(drain=False))
+    thread.join(20)
+    assert parent.error is None
