@@ -69,10 +69,10 @@ class SelfAttention(nnx.Module):
         self, x: jax.Array, rope: RopeTables, cache: LayerKV, meta: AttentionMetadata
     ) -> tuple[jax.Array, LayerKV]:
         """x [dp, T, hidden] -> [dp, T, hidden] and the layer's pools with the new K/V."""
-        q = x_heads(self.q_proj(x), self.spec.head_dim)
-        k = x_heads(self.k_proj(x), self.spec.head_dim)
+        q = split_heads(self.q_proj(x), self.spec.head_dim)
+        k = split_heads(self.k_proj(x), self.spec.head_dim)
         # With k_eq_v the value is the raw key: before k_norm, without rope.
-        v = k if self.spec.k_eq_v else x_heads(self.v_proj(x), self.spec.v_head_dim)
+        v = k if self.spec.k_eq_v else split_heads(self.v_proj(x), self.spec.v_head_dim)
         if self.style.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.style.v_norm:
@@ -81,7 +81,7 @@ class SelfAttention(nnx.Module):
         return self.o_proj(out), cache
 
 
-def x_heads(x: jax.Array, dim: int) -> jax.Array:
+def split_heads(x: jax.Array, dim: int) -> jax.Array:
     """[dp, T, heads * dim] -> [dp, T, heads, dim]."""
     return x.reshape(*x.shape[:-1], -1, dim)
 

@@ -68,6 +68,22 @@ def test_auto_tokenizer_applies_the_chat_template(tmp_path):
     assert tokenizer(text, add_special_tokens=False)["input_ids"][:2] == [2, 4]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_reads_the_same_configuration(family, tmp_path):
+    """Loading the weights there needs torch; its own strict config class at least agrees about every layer."""
+    from transformers import AutoConfig
+
+    out = make_tiny_model(family, tmp_path / "m").path
+    theirs, ours = AutoConfig.from_pretrained(out), ModelConfig.from_path(out)
+    assert theirs.num_hidden_layers == ours.num_hidden_layers
+    if ours.is_hybrid_swa:
+        windowed = [i for i, kind in enumerate(theirs.layer_types) if kind == "sliding_attention"]
+        assert (windowed, theirs.sliding_window) == (ours.swa_attention_layer_ids, ours.sliding_window)
+    theirs.save_pretrained(tmp_path / "again")  # Gemma 4 comes back in the other spelling
+    again = ModelConfig.from_path(tmp_path / "again")
+    assert (again.layer_pattern, again.full, again.swa) == (ours.layer_pattern, ours.full, ours.swa)
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
