@@ -49,9 +49,9 @@ async def _on_request_error(_: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Unknown routes and methods, in the same form as every other error."""
-    assert isinstance(error, HTTPException)
+    known = cast(HTTPException, error)
     return error_response(
-        RequestError(f"{request.method} {request.url.path}: {error.detail}", error.status_code)
+        RequestError(f"{request.method} {request.url.path}: {known.detail}", known.status_code)
     )
 
 

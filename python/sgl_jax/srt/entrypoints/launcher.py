@@ -68,14 +68,11 @@ class Launcher:
 
     async def watch(self) -> None:
         """Runs until cancelled. Raises ServerFailed when the scheduler has died or its loop is stuck."""
-        assert self.process is not None
         while True:
             await asyncio.sleep(_POLL)
-            if self.manager.fatal is None and self.process.exitcode is not None and not self._stopping:
+            if self.manager.fatal is None and self._exit_code() is not None and not self._stopping:
                 await asyncio.sleep(_POLL)  # its last message may still be under way
-                self.manager.scheduler_died(
-                    f"the scheduler process ended with exit code {self.process.exitcode}"
-                )
+                self.manager.scheduler_died(f"the scheduler process ended with exit code {self._exit_code()}")
             life = self.manager.liveness()
             if self.manager.fatal is None and not life.alive and self.manager.scheduler_ready.is_set():
                 self.manager.scheduler_died(
@@ -84,6 +81,9 @@ class Launcher:
                 )
             if self.manager.fatal is not None:
                 raise ServerFailed(self.manager.fatal)
+
+    def _exit_code(self) -> int | None:
+        return self.process.exitcode if self.process is not None else None
 
     async def drain(self) -> None:
         """Takes no new requests and waits, up to --drain-timeout, until the open ones are done."""

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -24,15 +25,42 @@ FLAGS = (
     *("--max-total-tokens", "768", "--max-running-requests", "8", "--max-queued-requests", "64"),
     *("--schedule-conservativeness", "0.1"),
 )
-pytestmark = pytest.mark.xdist_group("e2e-serving")
-
+ROOT = Path(__file__).resolve().parents[4]
+METRICS = [
+    "num_running_reqs",
+    "num_queue_reqs",
+    "num_used_tokens",
+    "token_usage",
+    "full_token_usage",
+    "swa_token_usage",
+    "max_total_num_tokens",
+    "max_total_num_tokens_swa",
+    "page_size",
+    "kv_available_tokens",
+    "kv_evictable_tokens",
+    "swa_available_tokens",
+    "swa_evictable_tokens",
+    "cache_hit_rate",
+    "gen_throughput",
+    "num_retracted_reqs",
+    "evicted_tokens_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "cached_tokens_total",
+    "num_requests_total",
+    "num_aborted_requests_total",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "queue_time_seconds",
+]
 LONG = "The sea was calm, the boats came home, and the children counted them one by one. "
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def server():
-    with running(REAL, *FLAGS, seconds=150) as live:
+    with running(REAL, *FLAGS, seconds=300) as live:
         yield live
 
 
@@ -261,6 +289,34 @@ def test_d65_generate_then_flush_at_once(cold):
     for _ in range(20):
         cold.generate(text="hello", sampling_params={"max_new_tokens": 2})
         assert cold.client.get("/flush_cache?timeout=5").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def scrape(server):
+    """Metric names of a live scrape, with the suffixes of histograms and without."""
+    server.generate(text="hello", sampling_params=GREEDY)
+    text = server.client.get("/metrics").text
+    return set(re.findall(r"^(sglang:\w+){", text, flags=re.M)) | set(
+        re.findall(r"^# TYPE (sglang:\w+) ", text, flags=re.M)
+    )
+
+
+def test_every_promised_metric_is_there(scrape):
+    assert [name for name in METRICS if f"sglang:{name}" not in scrape] == []
+
+
+@pytest.mark.parametrize(
+    "file", ["deploy/grafana/sgl-jax.json", "deploy/prometheus/alerts.yml", "docs/metrics.md"]
+)
+def test_dashboard_alerts_and_docs_name_only_metrics_that_exist(scrape, file):
+    names = set(re.findall(r"sglang:\w+", (ROOT / file).read_text()))
+    assert len(names) > 5
+    assert names - scrape == set()
+
+
+def test_dashboard_is_valid():
+    board = json.loads((ROOT / "deploy/grafana/sgl-jax.json").read_text())
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) == 12
 
 
 def test_sigterm_drains_and_exits_0(server):

@@ -78,7 +78,7 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running(module: str, *flags: str, seconds: float = 60, model: Path = GEMMA4) -> Iterator[RunningServer]:
+def running(module: str, *flags: str, seconds: float = 150, model: Path = GEMMA4) -> Iterator[RunningServer]:
     server = RunningServer(module, *flags, model=model)
     try:
         yield server.wait_ready(seconds)

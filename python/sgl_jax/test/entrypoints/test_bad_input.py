@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("front-end")
-
 CHAT = "/v1/chat/completions"
 COMP = "/v1/completions"
 HELLO = [{"role": "user", "content": "hi"}]

@@ -34,8 +34,8 @@ def test_key_drain_and_exit_0():
             server.process.terminate()
             wait_until(lambda: server.client.get("/ready").json()["status"] == "draining")
             assert server.post("/generate", {"text": "x"}).status_code == 503
-            assert answer.result(30).json()["meta_info"]["completion_tokens"] == 200
-        assert server.process.wait(30) == 0
+            assert answer.result(60).json()["meta_info"]["completion_tokens"] == 200
+        assert server.process.wait(90) == 0
 
 
 def test_a_crash_ends_every_request_and_the_server():
@@ -51,22 +51,22 @@ def test_a_crash_ends_every_request_and_the_server():
         wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 2)
         time.sleep(0.1)
         crash = pool.submit(server.post, "/generate", {"text": "x", "extra_key": "crash"})
-        assert held.result(10).status_code == 500
-        assert crash.result(10).status_code == 500
-        assert "scheduler has died" in stream.result(10).text and stream.result().text.endswith(
+        assert held.result(60).status_code == 500
+        assert crash.result(60).status_code == 500
+        assert "scheduler has died" in stream.result(60).text and stream.result().text.endswith(
             "data: [DONE]\n\n"
         )
-        assert server.process.wait(30) == 1
+        assert server.process.wait(90) == 1
         assert "RuntimeError: the fake scheduler was asked to crash" in server.log()
         assert "Traceback (most recent call last)" in server.log()
 
 
 def test_a_stuck_loop_ends_the_server():
     """D76: no heartbeat for --watchdog-timeout; requests get an error, exit code 1."""
-    with running(FAKE, "--skip-server-warmup", "--watchdog-timeout", "1.5") as server:
+    with running(FAKE, "--skip-server-warmup", "--watchdog-timeout", "4") as server:
         assert server.post("/generate", {"text": "x", "extra_key": "stuck"}).status_code == 500
-        assert server.process.wait(30) == 1
-        assert "--watchdog-timeout 1.5" in server.log()
+        assert server.process.wait(90) == 1
+        assert "--watchdog-timeout 4" in server.log()
 
 
 def test_a_taken_port_is_refused_before_anything_starts():
@@ -97,6 +97,6 @@ def test_bad_starts_exit_2_with_the_remedy(model, flags, said, capsys, monkeypat
 
 def test_sigterm_while_starting_exits_0():
     server = RunningServer(FAKE)
-    wait_until(lambda: "Started server process" in server.log(), 30)
-    assert server.terminate(30) == 0
+    wait_until(lambda: "Started server process" in server.log(), 90)
+    assert server.terminate(90) == 0
     server.kill()

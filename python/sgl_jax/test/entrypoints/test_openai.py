@@ -5,8 +5,6 @@ from __future__ import annotations
 import openai
 import pytest
 
-pytestmark = pytest.mark.xdist_group("front-end")
-
 MESSAGES = [{"role": "user", "content": "hi there"}]
 
 
