@@ -14,6 +14,7 @@ nothing, CPU                   256 MiB over all ranks, or one sequence at contex
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 
 from sgl_jax.srt.configs.layer_spec import LayerKind
@@ -28,10 +29,11 @@ from sgl_jax.srt.mem_cache.sizing import (
     PoolPlan,
     plan_pools,
 )
-from sgl_jax.srt.server_args import ServerArgs
+from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
 
 DEFAULT_DEVICE_FRACTION = 0.88
 CPU_DEFAULT_BYTES = 256 << 20
+INTERVAL_ENV = "SGL_JAX_SWA_EVICTION_INTERVAL_MULTIPLIER"
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -89,6 +91,20 @@ def weight_bytes(config: ModelConfig, tp_size: int, dp_size: int) -> int:
     )
 
 
+def interval_multiplier() -> float:
+    """Reclaim interval in windows, from the environment; 1 unless set. Raises ServerArgsError for anything but a number > 0."""
+    text = os.environ.get(INTERVAL_ENV, "").strip() or "1"
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ServerArgsError(
+            INTERVAL_ENV, f"= {text}", "must be a number above 0", "Unset it, or set it to 1.0"
+        )
+    return value
+
+
 def cap_rules(server_args: ServerArgs, config: ModelConfig) -> CapRules:
     """Constants of the per-request caps; the scheduler's admission must use the same ones."""
     chunk = server_args.chunked_prefill_size
@@ -97,6 +113,7 @@ def cap_rules(server_args: ServerArgs, config: ModelConfig) -> CapRules:
         page_size=server_args.page_size,
         window=config.sliding_window if hybrid else None,
         chunk_size=chunk if chunk > 0 else None,
+        interval_multiplier=interval_multiplier(),
         chunks_in_flight=1 if server_args.disable_overlap_schedule else 2,
     )
 

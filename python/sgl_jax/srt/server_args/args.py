@@ -21,7 +21,7 @@ class ServerArgs:
     """All server arguments after resolution; immutable.
 
     ``ServerArgs(model_path=..., page_size=128)`` resolves like the command line: values given are "user", the rest comes
-    from the environment, from other values ("derived") or from the table of defaults. Raises :class:`ServerArgsError` on
+    from the environment, from other values ("derived") or from the table of defaults; None means not given. Raises :class:`ServerArgsError` on
     a bad value, an absent feature or a conflict; no value given by the user is ever changed (D77).
     """
 
@@ -97,6 +97,7 @@ class ServerArgs:
             raise TypeError(f"unknown server argument(s): {', '.join(unknown)}")
         if not given.get("model_path"):
             raise ServerArgsError("--model-path", None, "is required", "Give a local folder with config.json")
+        given = {name: value for name, value in given.items() if value is not None}
         values = {flag.name: given.get(flag.name, flag.default) for flag in FLAGS}
         source = {flag.name: "user" if flag.name in given else "default" for flag in FLAGS}
         notes = dict(typed)

@@ -20,8 +20,10 @@ from sgl_jax.srt.mem_cache.registry import (
     create_tree_cache,
     default_radix_cache_factory,
 )
+from sgl_jax.srt.mem_cache.sizing import CapRules, PoolDemand, plan_pools
 from sgl_jax.srt.mem_cache.swa_radix_cache import SWARadixCache
 from sgl_jax.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sgl_jax.srt.model_executor.memory_budget import interval_multiplier
 from sgl_jax.srt.server_args import ServerArgs
 from sgl_jax.srt.speculative.spec_info import SpeculativeAlgorithm
 from sgl_jax.test.contract.kit import FULL, SWA, swa_allocator
@@ -218,6 +220,23 @@ class TestFlags(CustomTestCase):
         self.assertEqual((args.enable_recurrent_extra_buffer, args.recurrent_track_interval), (False, None))
         self.assertEqual((args.speculative_algorithm, args.disaggregation_mode), (None, "null"))
         self.assertFalse(args.pd_disaggregation)
+
+    def test_no_chunk_size_means_4096(self):
+        self.assertEqual(ServerArgs(model_path="dummy", chunked_prefill_size=None).chunked_prefill_size, 4096)
+
+    def test_pool_sizes_round_down_to_whole_pages_of_every_rank(self):
+        demand = PoolDemand(8, 8, 2, 64, CapRules(4, window=8, chunk_size=16))
+        plan = plan_pools(demand, max_total_tokens=1003, ratio=0.5)
+        self.assertEqual((plan.total_full_tokens, plan.total_swa_tokens), (1000, 496))
+
+    def test_interval_multiplier(self):
+        name = "SGL_JAX_SWA_EVICTION_INTERVAL_MULTIPLIER"
+        self.assertEqual(interval_multiplier(), 1.0)
+        with patch.dict(os.environ, {name: "2.5"}):
+            self.assertEqual(interval_multiplier(), 2.5)
+        for wrong in ("0", "-1", "fast", "inf"):
+            with patch.dict(os.environ, {name: wrong}), self.assertRaisesRegex(ValueError, name):
+                interval_multiplier()
 
     def test_environment(self):
         with patch.dict(os.environ, {"SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE": "1"}):
