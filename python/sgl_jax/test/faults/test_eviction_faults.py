@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sgl_jax.srt.mem_cache.common import alloc_token_slots
+from sgl_jax.srt.mem_cache.common import alloc_paged_token_slots_extend, alloc_token_slots
 from sgl_jax.test.faults.kit import Kit, count_calls, seq
 
 
@@ -129,9 +129,6 @@ def _evict_cost(nodes: int) -> int:
     kit = Kit(window=4, full=8 * nodes + 64, swa=8 * nodes + 64, rows=4)
     for i in range(nodes):
         kit.insert([5, 6, 7, 8, 10_000 + i, 3, 2, 1])
-        if i % 4:
-            view = kit.cache.match_prefix
-            del view
     for view in [v for v in kit.views() if v.end == 8][: nodes // 2]:
         kit.cache.inc_lock_ref(view.node)
     kit.evict(swa=1)
@@ -192,3 +189,26 @@ def test_candidate_sums_survive_repeated_locking() -> None:
     assert kit.cache.swa_lru_list_evictable_size() == kit.cache.swa_evictable_size(0) == 20
     assert kit.cache.full_lru_list_evictable_size() == 20
     assert len(list(kit.cache.aux_evictable_device_nodes[1])) == 5
+
+
+def test_values_outside_every_window_go_before_any_window() -> None:
+    """D26: Y came later than X, yet Y's upper half goes before X's trailing window; both still match in full."""
+    kit = Kit(window=4)
+    x, y = seq(16), seq(16, start=500)
+    kit.insert(x)
+    kit.insert(y)
+    assert kit.evict(swa=16) == (0, 16)
+    assert len(kit.match(x)) == 16 and len(kit.match(y)) == 16
+
+
+def test_eviction_for_a_batch_counts_its_pages() -> None:
+    """D45, D27: three sequences that grow by one token each over a page boundary need three pages of eviction."""
+    kit = Kit(page=4, window=4, full=24, swa=24)
+    for start in (100, 200, 300, 400, 500, 600):
+        kit.insert(seq(4, start=start))
+    assert kit.available() == (0, 0)
+    lasts = np.full(3, -1, np.int32)
+    out = alloc_paged_token_slots_extend(kit.cache, [0, 0, 0], [1, 1, 1], lasts, 3, dp_rank=0)
+    assert len(out) == 3 and kit.sums() == (12, 0, 12, 0)
+    kit.allocator.free(out, dp_rank=0)
+    kit.assert_cold_after_evicting_all()

@@ -233,3 +233,28 @@ def test_a_tombstone_made_under_the_lock_moves_no_other_sum() -> None:
     unlock(kit, held)
     assert kit.shape() == [(0, 4, True)] and kit.sums() == (4, 0, 4, 0)
     kit.assert_cold_after_evicting_all()
+
+
+def test_each_receipt_releases_its_own_nodes() -> None:
+    """D20: two locks end at one node; between them [4,8) was healed. The second's release leaves the first's nodes alone."""
+    kit = Kit(window=8)
+    tokens = seq(12)
+    for end in (4, 8, 12):
+        kit.insert(tokens[:end])
+    top = kit.node(4)
+    hold = kit.cache.inc_lock_ref(top).to_dec_params()
+    kit.cache.components[1].evict_component(kit.node(8))
+    kit.cache.dec_lock_ref(top, hold)
+    assert kit.shape() == [(0, 4, True), (4, 8, False), (8, 12, True)]
+    first = lock(kit, 12)
+    assert first[1].swa_spans == ((0, 4), (8, 12)) and kit.sums()[3] == 8
+    kit.insert(tokens[:8] + seq(2, start=900))
+    assert kit.shape()[:2] == [(0, 4, True), (4, 8, True)]
+    second = lock(kit, 12)
+    assert second[1].swa_spans == ((0, 8),) and kit.sums()[3] == 12
+    unlock(kit, second)
+    assert kit.sums()[3] == 8
+    kit.evict(swa=1000)
+    assert [s for s in kit.shape() if s[1] <= 12] == [(0, 4, True), (4, 8, False), (8, 12, True)]
+    unlock(kit, first)
+    kit.assert_cold_after_evicting_all()
