@@ -95,7 +95,7 @@ class TestKVPools(CustomTestCase):
         self.assertEqual(len(pool.kv_buffer), 2)
         self.assertEqual(pool.get_kv_buffer(1)[0].shape[:2], (5, 4))
         self.assertEqual(pool.kv_sharding.spec[0], "data")
-        self.assertEqual(MHATokenToKVPool(8, 1, jnp.float32, 1, 4, 1, mesh, 2).dp_size, 2)
+        self.assertEqual(MHATokenToKVPool(8, 1, jnp.float32, 2, 4, 1, mesh, 2).dp_size, 2)
 
     def test_size_must_divide(self):
         for size, page, dp in ((10, 4, 1), (9, 1, 2)):
@@ -146,7 +146,7 @@ class TestKVPools(CustomTestCase):
             setattr(memory_pool, name, real)
 
     def test_memory_pools(self):
-        pool = MHATokenToKVPool(8, 1, jnp.float32, 1, 4, 1, mesh)
+        pool = MHATokenToKVPool(8, 1, jnp.float32, 2, 4, 1, mesh)
         pools = MemoryPools(token_to_kv_pool=pool)
         self.assertIs(pools.token_to_kv_pool, pool)
         pools.replace_all({"token_to_kv_pool": pool.kv_buffer})
