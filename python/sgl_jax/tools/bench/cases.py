@@ -43,7 +43,7 @@ class Case:
 def _fragment(world: World) -> None:
     """Half of every pool free, in a random order, as after hours of traffic."""
     unit = world.page
-    slots = world.allocator.alloc(world.capacity[0], dp_rank=0).reshape(-1, unit)
+    slots = np.asarray(world.allocator.alloc(world.capacity[0], dp_rank=0)).reshape(-1, unit)
     order = world.random.permutation(len(slots))
     for part in np.array_split(order[: len(order) // 2], 64):
         world.allocator.free(slots[part].reshape(-1), dp_rank=0)
@@ -51,7 +51,8 @@ def _fragment(world: World) -> None:
 
 def _alloc(page: int) -> Callable[[str, int], Prepared]:
     def build(kind: str, size: int) -> Prepared:
-        world, held = World(kind, page, full=size), []
+        world = World(kind, page, full=size)
+        held: list[Any] = []
         _fragment(world)
 
         def fresh() -> Operation:

@@ -46,7 +46,7 @@ def render(
 ) -> str:
     """The table people read: times, counts and exponents per case, then the figures of the workloads."""
     head = " ".join(f"{key}={value}" for key, value in environment.items())
-    kernels = next((r["calibration"] for r in results if "calibration" in r), {})
+    kernels = _calibration(results)
     lines = [
         f"cache={cache} {head}",
         "calibration (us): " + ", ".join(f"{name} {value:.1f}" for name, value in kernels.items()),
@@ -88,10 +88,14 @@ def _cpu(results: Sequence[Result]) -> dict[tuple[str, int], float]:
     }
 
 
+def _calibration(results: Sequence[Result]) -> dict[str, float]:
+    found: dict[str, float] = next((r["calibration"] for r in results if "calibration" in r), {})
+    return found
+
+
 def comparable(mine: Sequence[Result], theirs: Sequence[Result]) -> bool:
     """Both processes ran equally fast: every calibration kernel within 25 %."""
-    a = next((r["calibration"] for r in mine if "calibration" in r), {})
-    b = next((r["calibration"] for r in theirs if "calibration" in r), {})
+    a, b = _calibration(mine), _calibration(theirs)
     return all(max(a[n], b[n]) <= (1 + _CALIBRATION_TOLERANCE) * min(a[n], b[n]) for n in a if n in b)
 
 
