@@ -20,9 +20,9 @@ SOURCES = ("user", "environment", "model", "derived", "default")
 class ServerArgs:
     """All server arguments after resolution; immutable.
 
-    ``ServerArgs(model_path=..., page_size=128)`` resolves like the command line: values given are "user", the rest comes
-    from the environment, from other values ("derived") or from the table of defaults; None means not given. Raises :class:`ServerArgsError` on
-    a bad value, an absent feature or a conflict; no value given by the user is ever changed (D77).
+    ``ServerArgs(model_path=..., page_size=128)`` resolves like the command line: values given are "user" (None means not
+    given), the rest comes from the environment, from other values ("derived") or from the table of defaults. Raises
+    :class:`ServerArgsError` on a bad value, an absent feature or a conflict; no value given by the user is ever changed (D77).
     """
 
     model_path: str
