@@ -80,9 +80,10 @@ def _zeros_maker(
 class MHATokenToKVPool(KVCache):
     """K and V of ``layer_num`` layers with the same head count; ``size`` slots over all ranks.
 
-    ``head_num`` counts KV heads after replication: it is a multiple of the tensor axis. ``v_head_dim`` defaults to
-    ``head_dim``. Raises PoolSizeError when ``size`` does not divide into whole pages per rank, when ``dp_size`` does not
-    divide by the data axis, or the heads not by the tensor axis.
+    ``head_num`` counts KV heads after replication: for attention it is a multiple of the tensor axis (the model layer checks
+    that; a pool alone only needs its flat width to divide). ``v_head_dim`` defaults to ``head_dim``. Raises PoolSizeError
+    when ``size`` does not divide into whole pages per rank, when ``dp_size`` does not divide by the data axis, or the flat
+    width not by the tensor axis.
     """
 
     def __init__(
@@ -129,10 +130,12 @@ class MHATokenToKVPool(KVCache):
                 f"KV pool of {rows} pages ({self.dp_size} of them padding) cannot be split over a data axis of {data}; "
                 f"dp_size={self.dp_size} must be a multiple of it"
             )
-        if self.head_num % tensor:
-            raise PoolSizeError(
-                f"head_num={self.head_num} cannot be split over a tensor axis of {tensor}; replicate the KV heads"
-            )
+        for name, width in (("head_dim", self.head_dim), ("v_head_dim", self.v_head_dim)):
+            if self.head_num * width % tensor:
+                raise PoolSizeError(
+                    f"head_num={self.head_num} * {name}={width} cannot be split over a tensor axis of {tensor}; "
+                    f"replicate the KV heads"
+                )
 
     def _create(self, rows: int, features: int) -> list[jax.Array]:
         shape = (rows, self.page_size, features)
