@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sgl_jax.srt.mem_cache.base_prefix_cache import InsertParams
+from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
 from sgl_jax.srt.mem_cache.window import reclaim_boundary
 from sgl_jax.test.faults.kit import Kit, seq
 from sgl_jax.test.oracle.observe import free_pages
@@ -145,4 +147,23 @@ def test_healing_inside_and_behind_a_tombstone(cursor_len: int) -> None:
     live = [(v.start, v.end) for v in kit.views() if v.swa is not None]
     assert min(start for start, _ in live) == cursor_len - 8
     kit.finish(b)
+    kit.assert_cold_after_evicting_all()
+
+
+@pytest.mark.parametrize("dead_head", [False, True])
+def test_a_direct_insert_leaves_what_the_tree_owns_alone(dead_head: bool) -> None:
+    """RFC 3, D31: ``prev_prefix_len`` 8: [0, 8) is the tree's own, live or tombstone; only [8, 12) changes hands."""
+    kit = Kit(window=4)
+    tokens = seq(12)
+    kit.insert(tokens[:8])
+    if dead_head:
+        hold = kit.cache.inc_lock_ref(kit.node(8)).to_dec_params()
+        assert kit.evict(swa=1) == (0, 4)
+        kit.cache.dec_lock_ref(kit.node(8), hold)
+    fresh = kit.allocator.alloc(4, dp_rank=0)
+    value = np.concatenate([np.arange(1, 9, dtype=np.int32), fresh])
+    result = kit.cache.insert(InsertParams(key=RadixKey(tokens, None, 0), value=value, prev_prefix_len=8))
+    assert result.prefix_len == 8
+    assert kit.shape() == [(0, 4, not dead_head), (4, 8, True), (8, 12, True)]
+    assert kit.match(tokens) == [*range(1, 9), *fresh.tolist()]
     kit.assert_cold_after_evicting_all()

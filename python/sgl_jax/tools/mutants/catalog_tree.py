@@ -78,10 +78,16 @@ MATCH: tuple[Mutant, ...] = (
         "split_forgets_swa_lock", _C + "tree_component.py", "        upper.lock_ref = lower.lock_ref\n", ""
     ),
     Mutant(
-        "split_refreshes_the_rest",
+        "walk_leaves_no_stamp",
         _FULL,
-        "        new_parent.access_time = child.access_time\n",
-        "        new_parent.access_time = child.access_time = get_and_increase_time_counter()\n",
+        "            node.access_time = get_and_increase_time_counter()\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "removed_leaf_takes_its_age_along",
+        _TREE,
+        "        parent.access_time = max(parent.access_time, leaf.access_time)\n",
+        "",
     ),
     Mutant("split_copies_uuid", _SWA, "metadata.pop(UUID_KEY, None)\n", "metadata.get(UUID_KEY)\n"),
     Mutant(

@@ -72,7 +72,9 @@ class RankMapping:
             return
         if keep_full:
             last = self.tokens.take((units + 1) * self.page_size - 1)
-            if np.count_nonzero(last) != last.size:  # some page is short
+            if np.count_nonzero(last) == last.size:
+                self._held[units] = self.page_size
+            else:  # some page is short
                 self._held[units] = np.count_nonzero(self._rows[units], axis=1)
         self._rows[units] = 0
 
