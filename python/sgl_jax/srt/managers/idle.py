@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sgl_jax.srt.managers.kv_memory import KVMemory
+from sgl_jax.srt.managers.memory_checks import check_memory
 from sgl_jax.srt.managers.overlap import Pipeline
 from sgl_jax.srt.managers.roster import Roster
 from sgl_jax.srt.mem_cache.errors import LedgerViolationError, Violation
@@ -79,38 +80,8 @@ class IdleMonitor:
     # ------------------------------------------------------------------------------------------------------------- checks
     def check_memory(self) -> None:
         """Counters only. Raises ValueError starting with ``[dp=r][pool]`` for the first bound that is broken, and for held rows."""
-        for rank in range(self._roster.dp_size):
-            self._check_pool(rank, "full")
-            if self._memory.hybrid:
-                self._check_pool(rank, "swa")
-        rows = self._memory.rows
-        if rows.available_size() != rows.size:
-            raise ValueError(
-                f"{rows.size - rows.available_size()} of {rows.size} request rows are held while idle"
-            )
-
-    def _check_pool(self, rank: int, pool: str) -> None:
         memory = self._memory
-        capacity = getattr(memory.capacity(rank), pool)
-        available = getattr(memory.available(rank), pool)
-        evictable = getattr(memory.evictable(rank), pool)
-        protected = getattr(memory.protected(rank), pool)
-        where, page = f"[dp={rank}][{pool}]", memory.page_size
-        if capacity % page or available % page:
-            raise ValueError(
-                f"{where} capacity={capacity} and available={available} must be page-aligned ({page})"
-            )
-        if not 0 <= available <= capacity:
-            raise ValueError(f"{where} available={available} is outside [0, {capacity}]")
-        owned, reserved = evictable + protected, capacity - available
-        if owned > reserved:
-            raise ValueError(
-                f"{where} owned={owned}, reserved_capacity={reserved}: more slots have owners than are taken"
-            )
-        if owned < reserved // page:
-            raise ValueError(
-                f"{where} owned={owned}, reserved_pages={reserved // page}: taken pages without an owner"
-            )
+        check_memory(memory.cache, memory.allocator, memory.rows, self._roster.dp_size)
 
     def audit(self, *, require_idle: bool) -> None:
         """The slot-level check of every rank. Writes a crash bundle and raises LedgerViolationError on a violation."""

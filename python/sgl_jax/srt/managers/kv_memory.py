@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_jax.srt.managers.admission import UNLIMITED, Room
+from sgl_jax.srt.managers.memory_checks import pool_capacity
 from sgl_jax.srt.managers.request import EMPTY_SLOTS, Req
 from sgl_jax.srt.mem_cache.allocator.free_group import free_group
 from sgl_jax.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -53,14 +54,9 @@ class KVMemory:
         """Usable slots per pool of a rank, whole pages."""
         del rank  # pools are split evenly
         if not self.hybrid:
-            return Room(self._usable(self.allocator), UNLIMITED)
-        return Room(
-            self._usable(self.allocator.full_attn_allocator), self._usable(self.allocator.swa_attn_allocator)
-        )
-
-    def _usable(self, pool: Any) -> int:
-        pages = getattr(pool, "pages_per_rank", None)
-        return int(pages * self.page_size if pages is not None else pool.size_per_rank)
+            return Room(pool_capacity(self.allocator, self.page_size), UNLIMITED)
+        pools = (self.allocator.full_attn_allocator, self.allocator.swa_attn_allocator)
+        return Room(*(pool_capacity(pool, self.page_size) for pool in pools))
 
     def available(self, rank: int) -> Room:
         if not self.hybrid:

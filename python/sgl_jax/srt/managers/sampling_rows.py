@@ -68,7 +68,8 @@ def sampling_inputs(seats: RankSeats, chosen: Int64, reqs: Sequence[Req] | None 
     bias = penalties = None
     if seats.biased[chosen].any() or seats.penalised[chosen].any():
         rows = reqs if reqs is not None else [_present(seats, int(seat)) for seat in chosen]
-        produced = seats.max_new[chosen] - seats.budget[chosen] - 1  # this step's token is out of the budget already
+        # This step's token is out of the budget already.
+        produced = seats.max_new[chosen] - seats.budget[chosen] - 1
         bias = bias_inputs(rows, produced.tolist())
         penalties = penalty_inputs(rows) if seats.penalised[chosen].any() else None
     return SamplingInputs(

@@ -19,6 +19,7 @@ from sgl_jax.srt.managers.config import SchedulerConfig
 from sgl_jax.srt.managers.control import Control
 from sgl_jax.srt.managers.decode import DecodeScheduler
 from sgl_jax.srt.managers.finish import StopStrings, abort_reason
+from sgl_jax.srt.managers.flush import flush_pools
 from sgl_jax.srt.managers.idle import IdleMonitor
 from sgl_jax.srt.managers.intake import Intake
 from sgl_jax.srt.managers.io_struct import (
@@ -33,8 +34,9 @@ from sgl_jax.srt.managers.io_struct import (
     ToScheduler,
 )
 from sgl_jax.srt.managers.kv_memory import KVMemory
-from sgl_jax.srt.managers.ledger_view import ledger_view
+from sgl_jax.srt.managers.ledger_view import ledger_snapshots, ledger_view
 from sgl_jax.srt.managers.lifecycle import Lifecycle
+from sgl_jax.srt.managers.memory_checks import check_memory
 from sgl_jax.srt.managers.output_processing import OutputProcessor
 from sgl_jax.srt.managers.overlap import Pipeline
 from sgl_jax.srt.managers.policy import SchedulePolicy
@@ -44,6 +46,8 @@ from sgl_jax.srt.managers.retract import Retractor
 from sgl_jax.srt.managers.roster import Roster
 from sgl_jax.srt.managers.stats import Counters, Stats
 from sgl_jax.srt.managers.token_ratio import NewTokenRatio
+from sgl_jax.srt.mem_cache.errors import LedgerViolationError
+from sgl_jax.srt.mem_cache.ledger import validate_swa_cache_ledger
 from sgl_jax.srt.mem_cache.sizing import CapRules
 from sgl_jax.srt.model_executor.forward_inputs import Worker
 
@@ -78,33 +82,49 @@ class Scheduler:
         options = options or SchedulerOptions()
         self.config, self.memory, self.worker = config, memory, worker
         self._send, self._clock, self._info = send, options.clock, options.info
+        self.tree_cache, self.token_to_kv_pool_allocator = memory.cache, memory.allocator
+        self.req_to_token_pool, self.dp_size = memory.rows, config.dp_size
         rules = cap_rules(config, memory)
-        step_tokens = _step_tokens(config, worker)
         self.roster = Roster(config.dp_size, min(config.max_running, worker.max_batch))
         self.counters = Counters(config.dp_size)
         self.stats = Stats(self.counters, self.roster, memory, decode_log_interval=config.decode_log_interval)
         self.lifecycle = Lifecycle(self.roster, memory, self.counters)
         self.pipeline = Pipeline(worker, self.roster, overlap=config.overlap)
         self.ratio = NewTokenRatio(config.conservativeness)
-        self.builder = BatchBuilder(self.roster, memory, config.window)
-        self.retractor = Retractor(self.roster, memory, self.lifecycle, rules)
+        self.stops = StopStrings(options.load_tokenizer)
+        self.loop_count = 0
+        self.shutting_down = False
+        self._cached_in_step = [0] * config.dp_size
+        self._make_planners(rules)
+        self._make_control(rules, options)
+
+    def _make_planners(self, rules: CapRules) -> None:
+        """What chooses and builds steps, and what applies their results."""
+        config, memory, worker, roster = self.config, self.memory, self.worker, self.roster
+        self.builder = BatchBuilder(roster, memory, config.window)
+        self.retractor = Retractor(roster, memory, self.lifecycle, rules)
         self.decode = DecodeScheduler(
-            self.roster, memory, self.retractor, rules, self.drain, overlap=config.overlap
+            roster, memory, self.retractor, rules, self.drain, overlap=config.overlap
         )
         self.decode.retracted = self.ratio.reset
         policy = SchedulePolicy(
             config.schedule_policy,
-            lambda req: memory.match_length(req, self.roster.rank_of(req)),
+            lambda req: memory.match_length(req, roster.rank_of(req)),
             config.random_seed,
         )
         self.prefill = PrefillScheduler(
-            self.roster, memory, self.lifecycle, policy, rules, step_tokens, worker.max_extend_tokens
+            roster,
+            memory,
+            self.lifecycle,
+            policy,
+            rules,
+            _step_tokens(config, worker),
+            worker.max_extend_tokens,
         )
         self.prefill.admitted = self._on_admitted
         self.prefill.ratio = lambda: self.ratio.value
-        self.stops = StopStrings(options.load_tokenizer)
         self.processor = OutputProcessor(
-            self.roster,
+            roster,
             memory,
             self.lifecycle,
             self.counters,
@@ -112,26 +132,32 @@ class Scheduler:
             config.eos_token_ids,
             worker.vocab_size,
         )
+
+    def _make_control(self, rules: CapRules, options: SchedulerOptions) -> None:
+        """What lets requests in and what answers calls."""
         self.idle = IdleMonitor(
             self.roster,
-            memory,
+            self.memory,
             self.pipeline,
             crash_dir=options.crash_dir,
             resolved_args=options.resolved_args,
         )
         self.idle.became_idle = self.ratio.reset
         self.control = Control(
-            self.roster, self.lifecycle, self.pipeline, self.idle, self.drain, send, options.clock
+            self.roster, self.lifecycle, self.pipeline, self.idle, self.drain, self._send, options.clock
         )
         self.control.views.update(
             internal_state=self.internal_state, load=self.load_view, ledger=self.ledger_view
         )
         self.intake = Intake(
-            config, rules, self.roster, memory, self.lifecycle, self.counters, worker.max_extend_tokens
+            self.config,
+            rules,
+            self.roster,
+            self.memory,
+            self.lifecycle,
+            self.counters,
+            self.worker.max_extend_tokens,
         )
-        self.loop_count = 0
-        self.shutting_down = False
-        self._cached_in_step = [0] * config.dp_size
 
     # ----------------------------------------------------------------------------------------------------------- messages
     def handle(self, message: ToScheduler) -> None:
@@ -259,6 +285,48 @@ class Scheduler:
             req.cached_tokens = cached
         self._cached_in_step[rank] += cached
         self.counters.admitted(rank, len(req.origin_input_ids), cached, first=first)
+
+    # ------------------------------------------------------------------------------ the names of sglang-jax (CONTRACT 11)
+    def is_fully_idle(self) -> bool:
+        return self.idle.is_fully_idle()
+
+    def check_memory(self) -> None:
+        """Counter bounds per pool and rank, and no row held. Raises ValueError."""
+        check_memory(self.tree_cache, self.token_to_kv_pool_allocator, self.req_to_token_pool, self.dp_size)
+
+    def check_tree_cache(self) -> None:
+        """The cache's own invariants. Raises LedgerViolationError listing all that are broken."""
+        found = self.tree_cache.check()
+        if found:
+            raise LedgerViolationError(found, "prefix cache")
+
+    def on_idle(self) -> None:
+        """The checks of the busy -> idle edge; nothing unless fully idle."""
+        if self.is_fully_idle():
+            self.idle.on_idle()
+
+    def _can_flush_cache(self) -> tuple[bool, str]:
+        reasons = self.idle.pending()
+        return not reasons, "; ".join(reasons)
+
+    def flush_cache(self) -> tuple[bool, str, int]:
+        """(flushed, message, available tokens over the ranks). Busy: ``(False, reasons, 0)`` and nothing is changed."""
+        possible, why = self._can_flush_cache()
+        if not possible:
+            return False, f"cache not flushed: {why}", 0
+        self.idle.audit(require_idle=True)
+        flush_pools(self.memory)
+        free = sum(
+            int(self.token_to_kv_pool_allocator.available_size(dp_rank=r)) for r in range(self.dp_size)
+        )
+        return True, "cache flushed", free
+
+    def _snapshot_swa_cache_ledger(self, require_idle: bool) -> list[dict[str, int]]:
+        """One ledger per rank, validated. Raises RuntimeError (shared rid, mutation) or ValueError (violation)."""
+        snapshots = ledger_snapshots(self.roster, self.memory)
+        for snapshot in snapshots:
+            validate_swa_cache_ledger(snapshot, require_idle=require_idle)
+        return snapshots
 
     # -------------------------------------------------------------------------------------------------------------- views
     def heartbeat(self) -> Heartbeat:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from sgl_jax.srt.managers.kv_memory import KVMemory
 from sgl_jax.srt.managers.roster import Roster
 from sgl_jax.srt.mem_cache.ledger.snapshot import event_totals
@@ -111,9 +113,16 @@ class Stats:
                 swa_available_tokens=free.swa,
                 swa_evictable_tokens=evictable.swa,
                 swa_lock_held_tokens=memory.protected(rank).swa,
+                reclaim_lag_tokens=self._reclaim_lag(rank),
                 token_usage=max(usage, gauges["full_token_usage"]),
             )
         return gauges
+
+    def _reclaim_lag(self, rank: int) -> int:
+        """Tokens of running requests that left the window and still hold a window slot."""
+        seats, window = self._roster.seats[rank], getattr(self._memory.cache, "sliding_window_size", 0) or 0
+        behind = seats.processed[seats.taken] - window - self._memory.page_size - seats.reclaimed[seats.taken]
+        return int(np.maximum(behind, 0).sum())
 
     def snapshot(self) -> dict[str, Any]:
         """What a heartbeat carries: per-rank gauges and monotonic totals (lists over ranks)."""

@@ -184,7 +184,6 @@ def test_a_forged_rank_is_reassigned(wish, caplog):
     """D51: a rank outside the server's is never used to index anything; the reported rank is the scheduler's."""
     world = make_world(dp=2, dp_policy="min_running_queue")
     world.submit("busy", prompt(4), 3, dp_rank=0)
-    request = world.scheduler
 
     message = GenerateReq(
         rid="a", input_ids=prompt(4), sampling=SamplingParams(max_new_tokens=2, temperature=0.0)
