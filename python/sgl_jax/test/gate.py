@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         "-n",
         str(args.workers),
         "--dist",
-        "loadgroup",
+        "loadfile",
         "--durations=15",
     ]
     return subprocess.run([*command, *args.pytest_args, *paths], check=False).returncode
