@@ -32,7 +32,8 @@ def pool_capacity(allocator: Any, page_size: int) -> int:
 def pool_counts(cache: Any, allocator: Any, rank: int) -> list[PoolCounts]:
     """FULL and, over a dual allocator, SWA counts of a rank."""
     page = int(allocator.page_size)
-    if not hasattr(type(allocator), "swa_available_size"):
+    dual = hasattr(type(allocator), "swa_available_size") or "swa_attn_allocator" in vars(allocator)
+    if not dual:
         full = (pool_capacity(allocator, page), int(allocator.available_size(dp_rank=rank)))
         return [
             PoolCounts(

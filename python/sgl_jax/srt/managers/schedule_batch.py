@@ -47,6 +47,8 @@ global_server_args_dict: dict[str, Any] = {"chunked_prefill_size": None}
 
 #: A cache without a schedule of its own: reclaim in decode only, one step after an interval began.
 _PLAIN_SCHEDULE = ReclaimSchedule(decode_offset=1, decode_offset_overlap=1, on_extend=False)
+#: A cache that remembers nothing (it has no tree): every interval from the first step on, and between chunks.
+_CHUNK_SCHEDULE = ReclaimSchedule(decode_offset=0, decode_offset_overlap=0, on_extend=True)
 _EXTENDS_IN_FLIGHT = 2
 
 
@@ -227,9 +229,10 @@ class ScheduleBatch:
             try:
                 state = available_and_evictable_str(self.tree_cache, dp_rank)
             except Exception as error:
-                state = f"unavailable ({type(error).__name__})"
+                state = f"unavailable ({type(error).__name__})\n"
             raise RuntimeError(
                 f"Decode out of memory. Tried to allocate {len(seq_lens)} tokens on {dp_rank=}.\n{state}"
+                f"{_lru_statistics(self.tree_cache)}"
             )
         return slots
 
@@ -240,10 +243,9 @@ class ScheduleBatch:
         if not self.is_hybrid or not window or window <= 0 or self.forward_mode is None:
             return
         page = self.token_to_kv_pool_allocator.page_size
-        schedule = getattr(self.tree_cache, "reclaim_schedule", None)
-        if schedule is None:
-            owns = self.tree_cache is not None and hasattr(self.tree_cache, "evict_req_swa")
-            schedule = ReclaimSchedule() if owns else _PLAIN_SCHEDULE
+        schedule = _reclaim_schedule(self.tree_cache)
+        # The unified tree is called by name; a batch built by hand may have no ``_evict_swa``.
+        through_cache = hasattr(self.tree_cache, "tree_components") or not hasattr(self, "_evict_swa")
         for rank, info in enumerate(self.reqs_info):
             if self.forward_mode.is_decode():
                 offset = schedule.decode_offset_overlap if self.enable_overlap else schedule.decode_offset
@@ -258,7 +260,7 @@ class ScheduleBatch:
             else:
                 due = []
             for req, pre_len in due:
-                if hasattr(self.tree_cache, "evict_req_swa"):
+                if through_cache:
                     self.tree_cache.evict_req_swa(req, pre_len, dp_rank=rank)
                 else:
                     self._evict_swa(req, pre_len, window, page, dp_rank=rank)
@@ -334,6 +336,29 @@ class ScheduleBatch:
         tokens = sum(new_pages(req.kv_allocated_len, req.kv_allocated_len + 1, page) for req in reqs) * page
         self._evict_tree_cache_if_needed({rank: tokens})
         return self._is_available_size_sufficient({rank: tokens})
+
+
+def _reclaim_schedule(tree_cache: Any) -> ReclaimSchedule:
+    """The cache's own schedule; without one it depends on what the cache has: a reclaim, a tree, or neither."""
+    schedule = getattr(tree_cache, "reclaim_schedule", None)
+    if schedule is not None:
+        return schedule  # type: ignore[no-any-return]
+    if tree_cache is None:
+        return _PLAIN_SCHEDULE
+    if hasattr(tree_cache, "evict_req_swa"):
+        return ReclaimSchedule()
+    return _PLAIN_SCHEDULE if hasattr(tree_cache, "root_node") else _CHUNK_SCHEDULE
+
+
+def _lru_statistics(tree_cache: Any) -> str:
+    """Evictable tokens as the cache's candidates have them; a cache may lack the numbers or fail to give them."""
+    parts = []
+    for name in ("full_lru_list_evictable_size", "swa_lru_list_evictable_size"):
+        try:
+            parts.append(f"{name}={getattr(tree_cache, name)()}")
+        except Exception as error:
+            parts.append(f"{name} unavailable ({type(error).__name__})")
+    return ", ".join(parts)
 
 
 def _due(step: int, offset: int, interval: int) -> bool:

@@ -19,7 +19,6 @@ from sgl_jax.srt.managers.config import SchedulerConfig
 from sgl_jax.srt.managers.control import Control
 from sgl_jax.srt.managers.decode import DecodeScheduler
 from sgl_jax.srt.managers.finish import StopStrings, abort_reason
-from sgl_jax.srt.managers.flush import flush_pools
 from sgl_jax.srt.managers.idle import IdleMonitor
 from sgl_jax.srt.managers.intake import Intake
 from sgl_jax.srt.managers.io_struct import (
@@ -70,6 +69,8 @@ class Scheduler:
 
     In-process use: :meth:`handle` messages, then :meth:`step` or :meth:`run_until_idle`.
     """
+
+    dp_size: int = 1
 
     def __init__(
         self,
@@ -310,12 +311,21 @@ class Scheduler:
         return not reasons, "; ".join(reasons)
 
     def flush_cache(self) -> tuple[bool, str, int]:
-        """(flushed, message, available tokens over the ranks). Busy: ``(False, reasons, 0)`` and nothing is changed."""
+        """(flushed, message, available tokens over the ranks). Busy: ``(False, reasons, 0)`` and nothing is changed.
+
+        Tree, then rows, then allocator; over a window pool the ledger is validated before and after.
+        """
         possible, why = self._can_flush_cache()
         if not possible:
             return False, f"cache not flushed: {why}", 0
-        self.idle.audit(require_idle=True)
-        flush_pools(self.memory)
+        swa = self.tree_cache.supports_swa() is True
+        if swa:
+            self._snapshot_swa_cache_ledger(require_idle=True)
+        self.tree_cache.reset()
+        self.req_to_token_pool.clear()
+        self.token_to_kv_pool_allocator.clear()
+        if swa:
+            self._snapshot_swa_cache_ledger(require_idle=True)
         free = sum(
             int(self.token_to_kv_pool_allocator.available_size(dp_rank=r)) for r in range(self.dp_size)
         )
