@@ -277,3 +277,19 @@ def test_a_page_that_grew_after_a_transfer_is_still_whole() -> None:
     with pytest.raises(PartialPageError):
         alloc.free(ids(4, 5))
     assert sizes(alloc) == (12, 16)
+
+
+@pytest.mark.parametrize("op", ["extend", "batch", "decode"])
+def test_nothing_of_an_earlier_life_shows_in_a_new_short_page(op: str) -> None:
+    """D03: an entry left behind on page 2 (written by hand) is gone when the page is handed out for one token."""
+    alloc = build_allocator(4, 6, 6, 1)
+    assert alloc.alloc_extend([0], [4], ids(-1), 4, dp_rank=0).tolist() == [4, 5, 6, 7]
+    alloc.full_to_swa_index_mapping[9:12] = [21, 22, 23]
+    if op == "extend":
+        assert alloc.alloc_extend([4], [5], ids(7), 1, dp_rank=0).tolist() == [8]
+    elif op == "batch":
+        assert alloc.alloc_extend([4, 0], [5, 1], ids(7, -1), 2, dp_rank=0).tolist() == [8, 12]
+    else:
+        assert alloc.alloc_decode([5], ids(7), dp_rank=0).tolist() == [8]
+    assert alloc.full_to_swa_index_mapping[8:12].tolist() == [8, 0, 0, 0]
+    assert alloc.check() == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sgl_jax.srt.mem_cache.common import alloc_paged_token_slots_extend, alloc_token_slots
+from sgl_jax.srt.mem_cache.unified_cache_components import LRURefreshPhase
 from sgl_jax.test.faults.kit import Kit, count_calls, seq
 
 
@@ -212,3 +213,33 @@ def test_eviction_for_a_batch_counts_its_pages() -> None:
     assert len(out) == 3 and kit.sums() == (12, 0, 12, 0)
     kit.allocator.free(out, dp_rank=0)
     kit.assert_cold_after_evicting_all()
+
+
+def test_tombstones_use_up_the_refreshed_span() -> None:
+    """D25, DECISION 2: W + P = 5 logical tokens above 10 are [5, 10): the tombstone [4,8) counts, [0,4) gets no stamp."""
+    kit = Kit(window=4)
+    for end in (4, 8, 10):
+        kit.insert(seq(end))
+    top, end = kit.node(4), kit.node(10)
+    kit.cache.components[1].evict_component(kit.node(8))
+    ages = [n.component_data[1].metadata["last_access_time"] for n in (top, end)]
+    kit.cache.components[1].refresh_lru(LRURefreshPhase.MATCH_END, end, kit.cache.root_node)
+    after = [n.component_data[1].metadata["last_access_time"] for n in (top, end)]
+    assert after[0] == ages[0] and after[1] > ages[1]
+
+
+def test_a_parent_inherits_the_age_of_its_last_leaf() -> None:
+    """D84: X's head was used through its leaf after Z was; when the leaf is gone, Z goes before the head."""
+    kit = Kit(window=4)
+    x, z = seq(12), seq(4, start=500)
+    kit.insert(x[:4])
+    req = kit.admit(x)
+    kit.insert(z)
+    kit.commit(req)
+    kit.finish(req)
+    held = [(v.node, kit.cache.inc_lock_ref(v.node).to_dec_params()) for v in kit.views() if v.end == 4]
+    assert len(held) == 2 and kit.evict(swa=8) == (8, 8)
+    for node, receipt in held:
+        kit.cache.dec_lock_ref(node, receipt)
+    assert kit.evict(full=1) == (4, 4)
+    assert kit.match(x[:4]) == [1, 2, 3, 4] and kit.match(z) == []

@@ -56,7 +56,6 @@ ALLOCATOR: tuple[Mutant, ...] = (
         "                self._held[units] = np.count_nonzero(self._rows[units], axis=1)\n",
         "                pass\n",
     ),
-    Mutant("alloc_held_count_survives_owner", _SWA, "        self._maps[rank].forget_held(owned)\n", ""),
     Mutant("alloc_short_page_shows_earlier_life", _MAP, "            row[short:] = 0\n", ""),
     Mutant(
         "alloc_decode_page_not_wiped",

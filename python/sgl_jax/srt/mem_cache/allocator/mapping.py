@@ -82,11 +82,6 @@ class RankMapping:
         """Unmap single slots; ids must be inside the array."""
         self.tokens[full] = 0
 
-    def forget_held(self, units: IntArray) -> None:
-        """The FULL pages are given back: the next owner starts without a remembered count."""
-        if self.page_size > 1:
-            self._held[units] = self.page_size
-
     # -- queries -------------------------------------------------------------------------------------------------
 
     def read(self, full: IntArray) -> IntArray:

@@ -321,7 +321,6 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
             return
         if not self.is_not_in_free_group:
             self.full_attn_allocator.free_group[rank].append(indices)
-        self._maps[rank].forget_held(owned)
         self.full_attn_allocator.surrender_units(owned, rank)
 
     def _release_swa(self, units: IntArray, rank: int, *, keep_full: bool) -> None:
