@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -148,11 +149,14 @@ def count_calls(action: Callable[[], object]) -> int:
         if event in ("call", "c_call"):
             calls += 1
 
+    gc.collect()
+    gc.disable()  # finalizers and collector callbacks are nobody's cost
     sys.setprofile(hook)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls
 
 
