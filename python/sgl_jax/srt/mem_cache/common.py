@@ -27,11 +27,12 @@ def _is_dual(allocator: Any) -> bool:
 
 
 def evict_from_tree_cache(tree_cache: Any, num_tokens: int, dp_rank: int = 0) -> None:
-    """Evict what each pool of ``dp_rank`` lacks to hand out ``num_tokens`` (D27). No-op without a cache or a shortfall.
+    """Evict what each pool of ``dp_rank`` lacks to hand out ``num_tokens`` (D27). No-op without a cache, a demand or a
+    shortfall.
 
     A cache that remembers nothing evicts nothing.
     """
-    if tree_cache is None:
+    if tree_cache is None or num_tokens <= 0:
         return
     allocator = tree_cache.token_to_kv_pool_allocator
     if _is_dual(allocator):

@@ -6,6 +6,9 @@ Per rank and component, at any moment::
     leaves    = unlocked childless nodes with a FULL value      (FULL candidates, in FULL order)
     aux[ct]   = nodes with a value and no lock of ``ct``        (candidates of ``ct``, in its own order)
     barren    = leaves that can never end a match               (rule 8)
+
+The sums follow every change at once. Candidates are filed when somebody asks for them: a node that changes ten times between
+two evictions is looked at once.
 """
 
 from __future__ import annotations
@@ -21,24 +24,27 @@ from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 
 FULL = ComponentType.FULL
 
+#: Nodes whose filing may wait. Bounds what one question for a candidate can cost.
+_MAX_UNFILED = 64
+
 
 class CandidateView:
-    """Read-only view over the candidates of all ranks: ``in``, ``len`` and iteration."""
+    """Read-only view over the candidates of all ranks: ``in``, ``len`` and iteration. ``indexes`` is asked at every use."""
 
-    __slots__ = ("_indexes",)
+    __slots__ = ("_ask",)
 
-    def __init__(self, indexes: dict[int, LruIndex]) -> None:
-        self._indexes = indexes
+    def __init__(self, indexes: Callable[[], dict[int, LruIndex]]) -> None:
+        self._ask = indexes
 
     def __contains__(self, node: object) -> bool:
-        return isinstance(node, UnifiedTreeNode) and any(node in index for index in self._indexes.values())
+        return isinstance(node, UnifiedTreeNode) and any(node in index for index in self._ask().values())
 
     def __iter__(self) -> Iterator[UnifiedTreeNode]:
-        for index in self._indexes.values():
+        for index in self._ask().values():
             yield from index
 
     def __len__(self) -> int:
-        return sum(len(index) for index in self._indexes.values())
+        return sum(len(index) for index in self._ask().values())
 
 
 def _aux_age(component: ComponentType) -> Callable[[UnifiedTreeNode], float]:
@@ -62,13 +68,14 @@ class NodeAccounts:
         self._can_end_match = can_end_match
         self.evictable: dict[ComponentType, defaultdict[int, int]] = {ct: defaultdict(int) for ct in kinds}
         self.protected: dict[ComponentType, defaultdict[int, int]] = {ct: defaultdict(int) for ct in kinds}
-        self.leaves: defaultdict[int, LruIndex] = defaultdict(lambda: LruIndex(_full_age))
-        self.aux: dict[ComponentType, defaultdict[int, LruIndex]] = {}
+        self._leaves: defaultdict[int, LruIndex] = defaultdict(lambda: LruIndex(_full_age))
+        self._aux: dict[ComponentType, defaultdict[int, LruIndex]] = {}
         for ct in kinds:
             if ct is not FULL:
                 age = _aux_age(ct)
-                self.aux[ct] = defaultdict(lambda age=age: LruIndex(age))  # type: ignore[misc]
-        self.barren: defaultdict[int, dict[int, UnifiedTreeNode]] = defaultdict(dict)
+                self._aux[ct] = defaultdict(lambda age=age: LruIndex(age))  # type: ignore[misc]
+        self._barren: defaultdict[int, dict[int, UnifiedTreeNode]] = defaultdict(dict)
+        self._unfiled: defaultdict[int, dict[int, UnifiedTreeNode]] = defaultdict(dict)
 
     # -- transitions -----------------------------------------------------------------------------------------------
 
@@ -152,24 +159,60 @@ class NodeAccounts:
     # -- candidates ------------------------------------------------------------------------------------------------
 
     def sync(self, node: UnifiedTreeNode) -> None:
+        """``node`` changed: its filing is out of date."""
+        rank = node.rank
+        unfiled = self._unfiled[rank]
+        unfiled[node.id] = node
+        if len(unfiled) > _MAX_UNFILED:
+            self._settle(rank)
+
+    def _settle(self, rank: int) -> None:
+        """File what changed on ``rank`` since the last question. Amortised O(1) per change."""
+        unfiled = self._unfiled[rank]
+        if unfiled:
+            self._unfiled[rank] = {}
+            for node in unfiled.values():
+                self._file(node)
+
+    def _settle_all(self) -> None:
+        for rank in list(self._unfiled):
+            self._settle(rank)
+
+    def _file(self, node: UnifiedTreeNode) -> None:
         """File ``node`` under every index it belongs to now, and under no other."""
         rank = node.rank
         attached = node.parent is not None
-        for ct, indexes in self.aux.items():
+        for ct, indexes in self._aux.items():
             data = node.component_data[ct]
             if attached and data.value is not None and data.lock_ref <= 0:
                 indexes[rank].add(node)
             else:
                 indexes[rank].discard(node)
-        if self.is_leaf(node):
-            self.leaves[rank].add(node)
-            if self._can_end_match(node):
-                self.barren[rank].pop(node.id, None)
-            else:
-                self.barren[rank][node.id] = node
+        if not self.is_leaf(node):
+            self._leaves[rank].discard(node)
+            self._barren[rank].pop(node.id, None)
+            return
+        self._leaves[rank].add(node)
+        if self._can_end_match(node):
+            self._barren[rank].pop(node.id, None)
         else:
-            self.leaves[rank].discard(node)
-            self.barren[rank].pop(node.id, None)
+            self._barren[rank][node.id] = node
+
+    @property
+    def leaves(self) -> defaultdict[int, LruIndex]:
+        """FULL candidates per rank."""
+        self._settle_all()
+        return self._leaves
+
+    @property
+    def aux(self) -> dict[ComponentType, defaultdict[int, LruIndex]]:
+        """Candidates per auxiliary component and rank."""
+        self._settle_all()
+        return self._aux
+
+    def aux_of(self, ct: ComponentType) -> defaultdict[int, LruIndex]:
+        """Candidates of one auxiliary component per rank."""
+        return self.aux[ct]
 
     @staticmethod
     def is_leaf(node: UnifiedTreeNode) -> bool:
@@ -188,20 +231,24 @@ class NodeAccounts:
     def refile(self, node: UnifiedTreeNode, ct: int) -> None:
         """The age of ``node`` in ``ct`` changed. Nodes hold this method as their observer."""
         if ct == FULL:
-            self.leaves[node.rank].refile(node)
-        elif ct in self.aux:
-            self.aux[ComponentType(ct)][node.rank].refile(node)
+            self._leaves[node.rank].discard(node)
+        elif ct in self._aux:
+            self._aux[ComponentType(ct)][node.rank].discard(node)
+        self.sync(node)
 
     def oldest_leaf(self, rank: int) -> UnifiedTreeNode | None:
         """The leaf FULL evicts next on ``rank``."""
-        node: UnifiedTreeNode | None = self.leaves[rank].oldest()
+        self._settle(rank)
+        node: UnifiedTreeNode | None = self._leaves[rank].oldest()
         return node
 
     def oldest(self, ct: ComponentType, rank: int) -> UnifiedTreeNode | None:
         """The node an auxiliary component evicts next on ``rank``."""
-        node: UnifiedTreeNode | None = self.aux[ct][rank].oldest()
+        self._settle(rank)
+        node: UnifiedTreeNode | None = self._aux[ct][rank].oldest()
         return node
 
     def barren_nodes(self, rank: int) -> list[UnifiedTreeNode]:
         """Leaves of ``rank`` that only occupy slots."""
-        return list(self.barren[rank].values())
+        self._settle(rank)
+        return list(self._barren[rank].values())

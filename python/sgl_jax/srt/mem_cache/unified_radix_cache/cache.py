@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -375,7 +376,7 @@ class UnifiedRadixCache(BasePrefixCache):
         """Evictable SWA tokens of all ranks, counted over the candidates."""
         if not self.has_swa:
             return 0
-        return sum(len(n.component_data[SWA].value) for n in CandidateView(self.accounts.aux[SWA]))
+        return sum(len(n.component_data[SWA].value) for n in CandidateView(lambda: self.accounts.aux[SWA]))
 
     # -- observation -----------------------------------------------------------------------------------------------
 
@@ -390,12 +391,13 @@ class UnifiedRadixCache(BasePrefixCache):
     @property
     def evictable_device_leaves(self) -> set[UnifiedTreeNode]:
         """Leaves FULL may evict, all ranks."""
-        return set(CandidateView(self.accounts.leaves))
+        return set(CandidateView(lambda: self.accounts.leaves))
 
     @property
     def aux_evictable_device_nodes(self) -> dict[ComponentType, CandidateView]:
         """Per auxiliary component: its unlocked nodes with a value."""
-        return {ct: CandidateView(indexes) for ct, indexes in self.accounts.aux.items()}
+        accounts = self.accounts
+        return {ct: CandidateView(partial(accounts.aux_of, ct)) for ct in accounts.aux}
 
     def note_event(self, rank: int, name: str, count: int) -> None:
         """Add to a cumulative total of the ledger (created on the first event)."""
