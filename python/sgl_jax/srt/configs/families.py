@@ -29,24 +29,27 @@ def _layered_ropes(cfg: ConfigReader, defaults: Mapping[str, dict[str, Any]]) ->
     New spelling: ``rope_parameters`` keyed by layer type. Old (Gemma 3 hub): ``rope_theta`` + ``rope_scaling`` for full layers,
     ``rope_local_base_freq`` for window layers.
     """
-    params = cfg.get("rope_parameters")
-    if params is None:
-        params = {
-            "full_attention": dict(cfg.get("rope_scaling", {})),
+    section = cfg.section("rope_parameters")
+    if section is None:
+        scaling = cfg.section("rope_scaling")
+        old: dict[str, dict[str, Any]] = {
+            "full_attention": dict(scaling.data) if scaling is not None else {},
             "sliding_attention": {},
         }
-        if cfg.get("rope_theta") is not None:
-            params["full_attention"]["rope_theta"] = cfg.number("rope_theta")
-        if cfg.get("rope_local_base_freq") is not None:
-            params["sliding_attention"]["rope_theta"] = cfg.number("rope_local_base_freq")
-    if not isinstance(params, dict) or not params.keys() <= set(defaults):
-        raise cfg.error(f"`rope_parameters` must be keyed by {', '.join(defaults)}, got {params!r}")
+        for kind, key in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
+            if cfg.get(key) is not None:
+                old[kind]["rope_theta"] = cfg.number(key)
+        section = ConfigReader(old, cfg.source, "rope_parameters.")
+    if not section.data.keys() <= set(defaults):
+        raise cfg.error(
+            f"`rope_parameters` must be keyed by {', '.join(defaults)}, got {dict(section.data)!r}"
+        )
     out = {}
     for kind, default in defaults.items():
-        merged = params.get(kind) or {}
-        if not merged:
-            merged = default
-        out[kind] = parse_rope(cfg, merged, default["rope_theta"], f"rope_parameters.{kind}")
+        params = section.section(kind)
+        if params is None or not params.data:
+            params = ConfigReader(default, cfg.source, f"rope_parameters.{kind}.")
+        out[kind] = parse_rope(params, default["rope_theta"])
     return out
 
 
@@ -61,12 +64,12 @@ def _window(cfg: ConfigReader, pattern: tuple[LayerKind, ...]) -> int | None:
 def _full_kind_dims(cfg: ConfigReader, pattern: tuple[LayerKind, ...]) -> dict[LayerKind, tuple[int, int]]:
     """(kv heads, head_dim) per kind for Gemma 4, from either spelling; refuses kinds that are not uniform."""
     base = (cfg.integer("num_key_value_heads"), cfg.integer("head_dim", 256))
-    per_layer = cfg.get("per_layer_config")
+    per_layer = cfg.section("per_layer_config")
     dims: dict[LayerKind, tuple[int, int]] = {}
     for i, kind in enumerate(pattern):
         if per_layer is not None:
-            own = per_layer.get(str(i), per_layer.get(i, {}))
-            value = (own.get("num_key_value_heads", base[0]), own.get("head_dim", base[1]))
+            own = per_layer.section(str(i)) or ConfigReader({}, cfg.source)
+            value = (own.integer("num_key_value_heads", base[0]), own.integer("head_dim", base[1]))
         elif kind is LayerKind.FULL:
             shared = cfg.flag("attention_k_eq_v")
             heads = cfg.integer("num_global_key_value_heads", base[0]) if shared else base[0]
@@ -160,8 +163,8 @@ def llama_like(cfg: ConfigReader) -> FamilyShape:
     heads = cfg.integer("num_attention_heads")
     kv = cfg.integer("num_key_value_heads", heads)
     dim = cfg.integer("head_dim", cfg.integer("hidden_size") // heads)
-    params = dict(cfg.get("rope_parameters") or cfg.get("rope_scaling") or {})
-    rope = parse_rope(cfg, params, cfg.number("rope_theta", 1e4), "rope_parameters")
+    params = cfg.section("rope_parameters") or cfg.section("rope_scaling") or ConfigReader({}, cfg.source)
+    rope = parse_rope(params, cfg.number("rope_theta", 1e4))
     window = _window(cfg, pattern)
     full = AttentionSpec(heads, kv, dim, dim, rope, dim**-0.5)
     swa = None

@@ -9,6 +9,9 @@ from typing import Any
 
 from sgl_jax.srt.configs.layer_spec import RopeSpec, RopeType
 
+_INT_LIMIT = 2**31
+_NUMBER_LIMIT = 1e18
+
 
 class ModelConfigError(ValueError):
     """A checkpoint's configuration cannot be used. Names the file or key, the value and what to do."""
@@ -30,14 +33,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class ConfigReader:
-    """Typed view of a (text) config dict. ``source`` names the file in errors."""
+    """Typed view of a (text) config dict. ``source`` names the file in errors, ``prefix`` the object inside it (``"rope_scaling."``)."""
 
-    def __init__(self, data: Mapping[str, Any], source: str) -> None:
+    def __init__(self, data: Mapping[str, Any], source: str, prefix: str = "") -> None:
         self.data = data
         self.source = source
+        self.prefix = prefix
 
     def error(self, message: str) -> ModelConfigError:
         return ModelConfigError(f"{self.source}: {message}")
+
+    def wrong(self, key: str, value: Any, expected: str) -> ModelConfigError:
+        return self.error(f"`{self.prefix}{key}` is {value!r}, expected {expected}")
+
+    def missing(self, key: str) -> ModelConfigError:
+        return self.error(f"`{self.prefix}{key}` is missing")
 
     def get(self, key: str, default: Any = None) -> Any:
         """Value of ``key``; JSON null counts as absent."""
@@ -47,17 +57,18 @@ class ConfigReader:
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         value = self.get(key, default)
         if value is None:
-            raise self.error(f"`{key}` is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.error(f"`{key}` is {value!r}, expected an integer >= {minimum}")
+            raise self.missing(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < _INT_LIMIT:
+            raise self.wrong(key, value, f"an integer >= {minimum}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0: every real number of a config is a scale, a base or an epsilon."""
         value = self.get(key, default)
         if value is None:
-            raise self.error(f"`{key}` is missing")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(f"`{key}` is {value!r}, expected a number")
+            raise self.missing(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _NUMBER_LIMIT:
+            raise self.wrong(key, value, "a number above 0")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -66,8 +77,25 @@ class ConfigReader:
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise self.error(f"`{key}` is {value!r}, expected true or false")
+            raise self.wrong(key, value, "true or false")
         return value
+
+    def section(self, key: str) -> ConfigReader | None:
+        """The object at ``key``, as a reader of its own; None when absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, value, "an object")
+        return ConfigReader(value, self.source, f"{self.prefix}{key}.")
+
+    def token_ids(self, key: str) -> list[int]:
+        """One id or a list of ids; empty when absent."""
+        value = self.get(key, [])
+        ids = value if isinstance(value, list) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < _INT_LIMIT for i in ids):
+            raise self.wrong(key, value, "a token id or a list of token ids")
+        return ids
 
     def refuse_features(self, family: str, features: Mapping[str, str]) -> None:
         """Raise naming every key of ``features`` (key -> what it is) whose value is set: not implemented."""
@@ -81,37 +109,33 @@ class ConfigReader:
         """``"gelu_tanh"`` or ``"silu"`` from the first present key."""
         value = next((self.data[k] for k in keys if self.get(k) is not None), None)
         known = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise self.error(f"`{keys[0]}` is {value!r}, supported: {', '.join(sorted(known))}")
         return known[value]
 
 
-def parse_rope(
-    cfg: ConfigReader, params: Mapping[str, Any], default_theta: float | None, where: str
-) -> RopeSpec:
-    """One rope dict (``rope_parameters`` or ``rope_scaling`` spelling) as a RopeSpec.
+def parse_rope(params: ConfigReader, default_theta: float | None) -> RopeSpec:
+    """One rope object (``rope_parameters`` or ``rope_scaling`` spelling) as a RopeSpec.
 
-    Raises ModelConfigError for an unknown ``rope_type`` and for a theta that neither dict nor default gives.
+    Raises ModelConfigError for an unknown ``rope_type`` and for a theta that neither object nor default gives.
     """
-    name = params.get("rope_type", params.get("type", "default")) or "default"
-    try:
-        kind = RopeType(name)
-    except ValueError:
-        known = ", ".join(t.value for t in RopeType)
-        raise cfg.error(f"`{where}.rope_type` is {name!r}, supported: {known}") from None
-    theta = params.get("rope_theta", default_theta)
-    if theta is None:
-        raise cfg.error(f"`{where}.rope_theta` is missing")
+    name = params.get("rope_type", params.get("type", "default"))
+    known = {t.value: t for t in RopeType}
+    if not isinstance(name, str) or name not in known:
+        raise params.error(f"`{params.prefix}rope_type` is {name!r}, supported: {', '.join(known)}")
+    kind, theta = known[name], params.number("rope_theta", default_theta)
     fields = {
-        "partial_factor": params.get("partial_rotary_factor"),
-        "factor": params.get("factor"),
-        "low_freq_factor": params.get("low_freq_factor"),
-        "high_freq_factor": params.get("high_freq_factor"),
+        "partial_factor": "partial_rotary_factor",
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
     }
-    given: dict[str, Any] = {k: float(v) for k, v in fields.items() if v is not None}
+    given: dict[str, Any] = {f: params.number(k) for f, k in fields.items() if params.get(k) is not None}
+    if kind is not RopeType.LLAMA3:
+        return RopeSpec(theta, kind, **given)
     original = params.get("original_max_position_embeddings")
-    if kind is RopeType.LLAMA3 and ("factor" not in given or original is None):
-        raise cfg.error(f"`{where}` of type llama3 needs `factor` and `original_max_position_embeddings`")
-    if original is not None and kind is RopeType.LLAMA3:
-        return RopeSpec(float(theta), kind, original_context=int(original), **given)
-    return RopeSpec(float(theta), kind, **given)
+    if "factor" not in given or original is None:
+        raise params.error(
+            f"`{params.prefix[:-1]}` of type llama3 needs `factor` and `original_max_position_embeddings`"
+        )
+    return RopeSpec(theta, kind, original_context=params.integer("original_max_position_embeddings"), **given)

@@ -190,8 +190,8 @@ class ModelConfig:
 
 def _architecture(top: ConfigReader) -> tuple[str, str, Any]:
     names = top.get("architectures", [])
-    for name in names:
-        if name in ARCHITECTURES:
+    for name in names if isinstance(names, list) else [names]:
+        if isinstance(name, str) and name in ARCHITECTURES:
             return (name, *ARCHITECTURES[name])
     raise top.error(
         f"`architectures` is {names!r}, which is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
@@ -249,12 +249,10 @@ def _context_len(text: ConfigReader, family: str, wanted: int | None) -> int:
 
 
 def _token_ids(top: ConfigReader, text: ConfigReader, generation: ConfigReader) -> TokenIds:
-    eos: list[int] = []
-    for cfg in (text, top, generation):
-        value = cfg.get("eos_token_id", [])
-        eos += value if isinstance(value, list) else [value]
+    order = (text, top, generation)
+    eos = [token for cfg in order for token in cfg.token_ids("eos_token_id")]
 
     def first(key: str) -> int | None:
-        return next((c.get(key) for c in (text, top, generation) if c.get(key) is not None), None)
+        return next((ids[0] for cfg in order if (ids := cfg.token_ids(key))), None)
 
     return TokenIds(first("bos_token_id"), tuple(dict.fromkeys(eos)), first("pad_token_id"))

@@ -198,12 +198,39 @@ def test_kv_heads_are_replicated_to_the_tensor_axis(heads, tensor, stored):
         ("llama", {"dtype": "int8"}, "`dtype` is 'int8'"),
         ("llama", {"hidden_size": "64"}, "`hidden_size` is '64', expected an integer"),
         ("llama", {"vocab_size": None}, "`vocab_size` is missing"),
+        ("llama", {"architectures": 5}, "`architectures` is 5, which is not supported"),
+        ("llama", {"rms_norm_eps": 0}, "`rms_norm_eps` is 0, expected a number above 0"),
+        ("llama", {"rope_parameters": "big"}, "`rope_parameters` is 'big', expected an object"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": "x"}},
+            r"`rope_parameters\.rope_theta` is 'x', expected",
+        ),
+        ("llama", {"eos_token_id": ["</s>"]}, r"`eos_token_id` is \['</s>'\], expected a token id"),
+        ("llama", {"hidden_act": ["silu"]}, r"`hidden_act` is \['silu'\], supported"),
+        ("gemma4", {"per_layer_config": [1]}, r"`per_layer_config` is \[1\], expected an object"),
+        (
+            "gemma4",
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": -1}}},
+            r"`rope_parameters\.full_attention\.rope_theta` is -1",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(family, changes, message):
     """D62 and friends: file, key, value."""
     with pytest.raises(ModelConfigError, match=message):
         parse(family, **changes)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma3", "llama", "qwen3"])
+@pytest.mark.parametrize("value", ["x", -1, 1.5, True, [1, "a"], {"a": 1}, float("nan"), 10**30], ids=repr)
+def test_no_value_of_any_key_gives_a_python_error(family, value):
+    """Whatever a key holds, the config is served or refused with file and key."""
+    for key in [*raw(family), "layer_types", "rope_scaling", "rope_theta", "per_layer_config", "text_config"]:
+        try:
+            parse(family, **{key: value})
+        except ModelConfigError as error:
+            assert "config.json: " in str(error), key
 
 
 @pytest.mark.parametrize(
