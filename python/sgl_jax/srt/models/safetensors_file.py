@@ -69,12 +69,31 @@ def read_header(path: Path) -> dict[str, TensorRef]:
         raise WeightLoadError(f"{path} cannot be read: {error}") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise WeightLoadError(f"{path}: not a safetensors file (header is not JSON: {error})") from None
+    if not isinstance(header, dict):
+        raise WeightLoadError(f"{path}: not a safetensors file (header is no JSON object)")
     refs = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
+        if not _well_formed(entry):
+            raise WeightLoadError(f"{path}: tensor {name} has the header {entry!r}; is the file damaged?")
         refs[name] = _tensor_ref(path, name, entry, 8 + length, size)
     return refs
+
+
+def _well_formed(entry: Any) -> bool:
+    """``{"dtype": text, "shape": sizes, "data_offsets": [begin, end]}``."""
+
+    def sizes(value: Any) -> bool:
+        return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("dtype"), str)
+        and sizes(entry.get("shape"))
+        and sizes(entry.get("data_offsets"))
+        and len(entry["data_offsets"]) == 2
+    )
 
 
 def _tensor_ref(path: Path, name: str, entry: dict[str, Any], data_start: int, file_size: int) -> TensorRef:
@@ -92,6 +111,17 @@ def _tensor_ref(path: Path, name: str, entry: dict[str, Any], data_start: int, f
     return ref
 
 
+def _indexed_files(index: Path) -> list[str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted(set(weight_map.values()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise WeightLoadError(
+            f"{index} has no usable weight_map ({type(error).__name__}: {error}); download it again, or delete it "
+            "to read every *.safetensors file"
+        ) from None
+
+
 def find_tensors(folder: Path) -> dict[str, TensorRef]:
     """All tensors of a checkpoint folder: the files of ``model.safetensors.index.json``, else every ``*.safetensors``.
 
@@ -99,8 +129,7 @@ def find_tensors(folder: Path) -> dict[str, TensorRef]:
     """
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        files = [folder / name for name in names]
+        files = [folder / name for name in _indexed_files(index)]
         absent = [f.name for f in files if not f.exists()]
         if absent:
             raise WeightLoadError(f"{index} lists files that are not in the folder: {', '.join(absent)}")

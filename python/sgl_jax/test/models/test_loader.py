@@ -136,6 +136,19 @@ def test_sharded_checkpoints_follow_the_index(checkpoint, mesh):
         find_tensors(folder)
 
 
+def with_header(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize("index", ["", "[]", '{"weight_map": 3}', "{}", '{"weight_map": {"a": [1]}}'])
+def test_a_damaged_index_is_named(checkpoint, index):
+    file = checkpoint[0] / "model.safetensors.index.json"
+    file.write_text(index)
+    with pytest.raises(WeightLoadError, match="has no usable weight_map") as error:
+        find_tensors(checkpoint[0])
+    assert str(file) in str(error.value)
+
+
 @pytest.mark.parametrize(
     "damage, message",
     [
@@ -143,6 +156,8 @@ def test_sharded_checkpoints_follow_the_index(checkpoint, mesh):
         (lambda data: data[:40], "is it truncated"),
         (lambda data: b"", "does not fit a file of 0"),
         (lambda data: (16).to_bytes(8, "little") + b"x" * 64, "not a safetensors file"),
+        (lambda data: with_header(b"[1, 2]"), "no JSON object"),
+        (lambda data: with_header(b'{"a.weight": {"dtype": "F32"}}'), "tensor a.weight has the header"),
     ],
 )
 def test_damaged_files_are_named(checkpoint, damage, message):
