@@ -30,5 +30,4 @@ class SchedulerConfig:
     decode_log_interval: int = 40
     random_seed: int = 42
     reclaim_multiplier: float = 1.0
-    stream_interval: int = 1
     route: str = ""
