@@ -242,6 +242,7 @@ def plan_pools(
     ratio: float | None = None,
     max_total_tokens: int | None = None,
     memory_bytes: int | None = None,
+    memory_fraction: float | None = None,
 ) -> PoolPlan:
     """Pools from an explicit total or from memory; an explicit value wins or the start fails, never silently neither (D77).
 
@@ -249,6 +250,7 @@ def plan_pools(
         ratio: SWA / FULL tokens as the user gave it; None for the default. An error for a model without SWA layers.
         max_total_tokens: FULL tokens over all ranks.
         memory_bytes: KV bytes of one rank over its tensor axis; with a total it is only the upper bound.
+        memory_fraction: the flag's value that gave them, for messages; None when they are the default.
 
     Raises:
         PoolConfigError: a pool too small for any request (with the minimum), too big for the memory, or a ratio that
@@ -276,7 +278,8 @@ def plan_pools(
     plan = _plan(
         demand, pages, exact, f"FULL tokens from {memory_bytes} bytes of KV memory per rank", ratio_source
     )
-    _check_minimum(plan, exact, MEMORY_FLAG, f"leaves {memory_bytes} bytes for KV")
+    fraction = "by default" if memory_fraction is None else f"{memory_fraction:g}"
+    _check_minimum(plan, exact, MEMORY_FLAG, f"{fraction} leaves {memory_bytes} bytes for KV")
     return plan
 
 

@@ -119,8 +119,12 @@ def cap_rules(server_args: ServerArgs, config: ModelConfig) -> CapRules:
 
 
 def pool_demand(server_args: ServerArgs, config: ModelConfig) -> PoolDemand:
-    """Bytes per token of both layer kinds over the tensor axis, replicas counted (DECISION), with the cap rules."""
+    """Bytes per token of both layer kinds over the tensor axis, replicas counted (DECISION), with the cap rules.
+
+    Raises ModelConfigError when heads or MLP do not divide over the tensor axis: also a plan of such a server is refused.
+    """
     tensor = server_args.tp_size // server_args.dp_size
+    config.check_tensor_parallel(tensor)
     itemsize = _ITEMSIZE[config.dtype]
 
     def bytes_of(kind: LayerKind) -> int:
@@ -209,6 +213,7 @@ def make_plan(
         ratio=server_args.swa_full_tokens_ratio if given else None,
         max_total_tokens=server_args.max_total_tokens,
         memory_bytes=budget.rank_bytes,
+        memory_fraction=server_args.mem_fraction_static,
     )
     return replace(plan, sources=(*plan.sources, budget.source))
 

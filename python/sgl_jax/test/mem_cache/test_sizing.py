@@ -235,9 +235,12 @@ def test_the_named_minimum_is_exact(page, dp, window, ratio):
 
 def test_memory_too_small_names_the_memory_flag():
     with pytest.raises(
-        PoolConfigError, match=r"--mem-fraction-static leaves 100 bytes.*raise --mem-fraction-static"
+        PoolConfigError,
+        match=r"--mem-fraction-static by default leaves 100 bytes.*raise --mem-fraction-static",
     ):
         plan_pools(demand(256, window=128), memory_bytes=100)
+    with pytest.raises(PoolConfigError, match=r"--mem-fraction-static 0\.01 leaves 100 bytes"):
+        plan_pools(demand(256, window=128), memory_bytes=100, memory_fraction=0.01)
     with pytest.raises(ValueError, match="--max-total-tokens or a memory budget"):
         plan_pools(demand())
     with pytest.raises(PoolConfigError, match="--swa-full-tokens-ratio 0: must be above 0"):

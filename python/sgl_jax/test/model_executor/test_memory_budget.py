@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_jax.srt.configs.model_config import ModelConfig
+from sgl_jax.srt.configs.model_config import ModelConfig, ModelConfigError
 from sgl_jax.srt.mem_cache.sizing import PoolConfigError
 from sgl_jax.srt.model_executor.memory_budget import (
     DeviceMemory,
@@ -99,6 +99,14 @@ def test_total_beyond_the_memory_is_refused():
 def test_fraction_that_leaves_nothing_is_refused():
     with pytest.raises(PoolConfigError, match=r"--mem-fraction-static 0.001: leaves no memory for KV"):
         make_plan(args(mem_fraction_static=0.001), config(), DeviceMemory("tpu", 64 << 20))
+
+
+def test_a_tensor_axis_that_does_not_divide_is_refused_by_the_plan():
+    """8 query heads on 16 devices: the dry run says so, not only the start."""
+    with pytest.raises(
+        ModelConfigError, match=r"8 query heads do not divide over a tensor axis of 16 \(--tp"
+    ):
+        make_plan(args(tp_size=16), config(), HOST)
 
 
 def test_ratio_without_window_layers_is_refused():
