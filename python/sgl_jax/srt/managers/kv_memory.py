@@ -174,6 +174,10 @@ class KVMemory:
             self.operations.append(("reclaim", req.rid, rank, processed))
             self.cache.evict_req_swa(req, processed, rank)
 
+    def narrow_lock(self, req: Req) -> bool:
+        """Under pressure: give back what the request's lock holds beyond its window; whether that was anything."""
+        return self.hybrid and bool(self.cache.narrow_lock(req))
+
     @property
     def reclaims(self) -> bool:
         return self.hybrid and self.cache.reclaim_schedule is not None

@@ -103,7 +103,7 @@ class PrefillScheduler:
         alone = seats.taken_count == 0
         reason = self._refusal(req, rank, start, total, alone)
         if reason is None:
-            end = self._shrunk_end(rank, start, end, total, alone)
+            end = self._shrunk_end(req, rank, start, end, total, alone)
             reason = self._take(req, rank, start, end)
         if reason is None:
             return self._seat(req, rank, start, end, total)
@@ -128,19 +128,25 @@ class PrefillScheduler:
         need = request_need(total, start, new_tokens, self._rules)
         return refusal(need, self._memory.room(rank).minus(self._reserved(rank)))
 
-    def _shrunk_end(self, rank: int, start: int, end: int, total: int, alone: bool) -> int:
-        """``end``, or what fits when the prompt may be chunked; ``start`` when the request has to wait (D41, D43)."""
-        cut = self._fitting_end(rank, start, end, total)
-        if cut == end or (self._rules.chunk_size is not None and (alone or end < total)):
+    def _shrunk_end(self, req: Req, rank: int, start: int, end: int, total: int, alone: bool) -> int:
+        """``end``, or what fits when the prompt may be cut; ``start`` when the request has to wait (D41, D43).
+
+        With chunking off a prompt runs whole; what a retracted request has generated since may be cut all the same.
+        """
+        cut = self._fitting_end(req, rank, start, end, total)
+        may_cut = self._rules.chunk_size is not None or bool(req.output_ids)
+        if cut == end or (may_cut and (alone or end < total)):
             return cut
         return start
 
-    def _fitting_end(self, rank: int, start: int, end: int, total: int) -> int:
-        """``end``, cut to what both pools can hold right now.
+    def _fitting_end(self, req: Req, rank: int, start: int, end: int, total: int) -> int:
+        """``end``, cut to what both pools can hold right now, the request's own lock narrowed to its window if need be.
 
         With more chunks to come a chunk also stays within what leaves room for the next one, whatever the cache keeps locked of it.
         """
         fits = start + fit_extend(end - start, start, self._memory.room(rank), self._rules)
+        if fits < end and self._memory.narrow_lock(req):
+            fits = start + fit_extend(end - start, start, self._memory.room(rank), self._rules)
         if fits >= end == total or self._rules.window is None:
             return min(end, fits)
         page = self._rules.page_size
@@ -196,7 +202,7 @@ class PrefillScheduler:
         seats.reread(req)
         total = req.seqlen
         end = chunk_end(computed, total, budget, self._rules.page_size)
-        end = self._fitting_end(rank, computed, end, total)
+        end = self._fitting_end(req, rank, computed, end, total)
         if end <= computed:
             return None
         last = int(self._memory.table[req.req_pool_idx, computed - 1])

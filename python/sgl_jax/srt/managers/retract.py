@@ -1,7 +1,7 @@
 """Who gives way when a rank's decode step does not fit: pure choice, and the steps that lead up to it.
 
-The order of measures, per rank (D48): evict what is counted (always), reclaim every running request's tail (D40), retract the
-prompt in chunks, retract decoding requests one by one, and end the last one with an out-of-memory reason (D39).
+The order of measures, per rank (D48): evict what is counted (always), reclaim every running request's tail (D40), narrow locks to
+their windows, retract the prompt in chunks, retract decoding requests one by one, and end the last one with an out-of-memory reason (D39).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Retractor:
 
     def make_room(self, rank: int) -> Measure:
         """The mildest measure that still has an effect."""
-        if self.reclaim_all(rank):
+        if self.reclaim_all(rank) or self.narrow_all(rank):
             return Measure.RECLAIMED
         chunked = self._roster.chunked[rank]
         if chunked is not None:
@@ -72,6 +72,10 @@ class Retractor:
         """Reclaim every request of the rank that can give back a page; whether anything was given back."""
         seats = self._roster.seats[rank]
         return self.reclaim(rank, np.flatnonzero(seats.taken))
+
+    def narrow_all(self, rank: int) -> bool:
+        """Give back what the rank's locks hold beyond their windows; whether that was anything."""
+        return sum(self._memory.narrow_lock(req) for req in self._roster.seats[rank].requests()) > 0
 
     def reclaim(self, rank: int, chosen: Int64) -> bool:
         """Reclaim those of the chosen seats whose tail holds at least a whole page (D80), in one group."""

@@ -158,6 +158,13 @@ class BasePrefixCache(ABC):
     def dec_lock_ref(self, node: Any, params: DecLockRefParams | None = None) -> int | None:
         """Release what the receipt says."""
 
+    def narrow_lock(self, req: RequestView) -> bool:
+        """Under pressure: make the request's lock hold no more SWA than its window; whether that gave anything back.
+
+        A cache whose locks are bounded by the window has nothing to give.
+        """
+        return False
+
     def supports_swa(self) -> bool:
         return False
 

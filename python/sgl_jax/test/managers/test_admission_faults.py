@@ -113,6 +113,42 @@ def test_an_extend_that_takes_all_that_is_left_can_be_allocated():
     world.check_balanced()
 
 
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("chunk", [None, 8])
+@pytest.mark.parametrize(("page", "window", "swa_pages"), [(1, 2, 7), (4, 3, 5)])
+def test_an_accepted_request_can_be_served_alone(cache, chunk, page, window, swa_pages):
+    """D44: the smallest window pool the start accepts, a prompt that just fits it: decode goes on beside its own locked prompt."""
+    length = swa_pages * page - page - (page > 1)
+    world = make_world(
+        cache=cache,
+        page=page,
+        window=window,
+        chunk=chunk and chunk * page,
+        swa_pages=swa_pages,
+        full_pages=60,
+    )
+    world.submit("a", prompt(length), 20)
+    world.run()
+    assert world.outputs["a"] == world.expected("a", 20)
+    world.submit("b", [*prompt(length - page), 990], 20)  # its match locks what the first one left
+    world.run()
+    assert world.outputs["b"] == world.expected("b", 20)
+    assert world.scheduler.counters.retracted == [0]
+    world.check_balanced()
+
+
+def test_what_a_retracted_request_generated_may_outgrow_a_step_without_chunking():
+    """D44: prompt and output together exceed the window pool; on its return the request is prefilled in pieces, not ended."""
+    world = make_world(page=1, window=4, chunk=None, swa_pages=24, full_pages=90)
+    world.submit("a", prompt(20), 40)
+    until(world, lambda: world.scheduler.roster.seats[0].generated.max() >= 20)
+    world.control("pause", mode="retract")
+    world.control("continue")
+    world.run()
+    assert world.outputs["a"] == world.expected("a", 40)
+    world.check_balanced()
+
+
 def test_output_is_clipped_to_what_admission_can_grant():
     """D44: pool 64, page 2, a large max output: accepted, admitted, and ended by length at what fits."""
     world = make_world(cache="plain", page=2, full_pages=32, context=4096)

@@ -270,8 +270,7 @@ class SWARadixCache(BasePrefixCache):
         receipt = self.inc_lock_ref(last)
         self._release(req)
         req.last_node = last
-        req.cache_lock_params = receipt.to_dec_params()
-        req.swa_uuid_for_lock = receipt.swa_uuid_for_lock
+        self._take_receipt(req, receipt)
         req.cache_protected_len = req.last_matched_prefix_len = len(slots)
         req.prefix_indices = np.concatenate([slots, row[len(slots) :]])
 
@@ -319,10 +318,17 @@ class SWARadixCache(BasePrefixCache):
         """Release the request's lock with the receipt it stored."""
         node = getattr(req, "last_node", None)
         if node is not None and node.parent is not None:
-            receipt = getattr(req, "cache_lock_params", None)
-            if receipt is None:
-                receipt = DecLockRefParams(getattr(req, "swa_uuid_for_lock", None))
-            self.dec_lock_ref(node, receipt)
+            self.dec_lock_ref(node, self._receipt(req))
+
+    @staticmethod
+    def _receipt(req: Any) -> DecLockRefParams:
+        receipt: DecLockRefParams | None = getattr(req, "cache_lock_params", None)
+        return receipt or DecLockRefParams(getattr(req, "swa_uuid_for_lock", None))
+
+    @staticmethod
+    def _take_receipt(req: Any, result: IncLockRefResult) -> None:
+        req.cache_lock_params = result.to_dec_params()
+        req.swa_uuid_for_lock = result.swa_uuid_for_lock
 
     @staticmethod
     def _clear_receipt(req: Any) -> None:
@@ -337,6 +343,22 @@ class SWARadixCache(BasePrefixCache):
         delta, uuid = self._tree.lock(node)
         self._log("lock", node.rank, node.end, -delta)
         return IncLockRefResult(delta=delta, swa_uuid_for_lock=uuid)
+
+    def narrow_lock(self, req: Any) -> bool:
+        """Exchange the request's lock for one that ends with its window; whether that gave anything back.
+
+        Locks hold whole nodes, as long as a prompt. Under pressure the part above the window is cut off, so that a request
+        that is alone on its rank can decode beside its own prompt.
+        """
+        node = req.last_node
+        if self.disable or node is None or node is self._tree.root:
+            return False
+        if not self._tree.cut_window(node, self._receipt(req).swa_uuid_for_lock):
+            return False
+        receipt = self.inc_lock_ref(node)
+        self._release(req)
+        self._take_receipt(req, receipt)
+        return True
 
     def dec_lock_ref(self, node: SWATreeNode, params: DecLockRefParams | None = None) -> int:
         """Release exactly what the receipt says; returns FULL tokens that became evictable. LockReceiptError otherwise."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from sgl_jax.srt.mem_cache.base_prefix_cache import IntArray
 from sgl_jax.srt.mem_cache.errors import LockReceiptError
-from sgl_jax.srt.mem_cache.page import floor_page
+from sgl_jax.srt.mem_cache.page import ceil_page, floor_page
 from sgl_jax.srt.mem_cache.radix_cache import CandidateQueue
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, packed_child_key
 from sgl_jax.srt.mem_cache.swa_radix_cache.node import Surrendered, SWATreeNode, next_stamp, next_swa_uuid
@@ -276,6 +276,21 @@ class SWARadixTree:
                 break
             node = node.parent
         return window
+
+    def cut_window(self, node: SWATreeNode, uuid: int | None) -> bool:
+        """Make the next lock of ``node`` hold at most ceil_page(W) tokens; whether the lock of this receipt holds more.
+
+        Splits the node where the window ends. Locks that are held keep what they hold.
+        """
+        bottom, window = node.end, self._receipt_window(node, uuid)
+        limit = ceil_page(self.window, self.page_size)
+        if not window or bottom - (window[-1].end - len(window[-1].value)) <= limit:
+            return False
+        boundary = next(n for n in window if bottom - (n.end - len(n.value)) >= limit)
+        spare = bottom - (boundary.end - len(boundary.value)) - limit
+        if spare:
+            self.split(boundary, spare)
+        return True
 
     def unlock(self, node: SWATreeNode, uuid: int | None) -> tuple[int, Surrendered]:
         """Release what ``lock`` took; returns (FULL tokens that became evictable, surrendered unmatchable tombstones).

@@ -103,6 +103,36 @@ def test_locked_nodes_are_never_evicted():
     assert desk.evict(full=100) == (8, 4)
 
 
+def test_under_pressure_a_lock_is_narrowed_to_the_window():
+    """Two requests hold a node of 12 whole; each gives up what lies above its window of 4, and the node is cut once."""
+    desk = Desk(page=2, window=4)
+    first, second = desk.admit(seq(13)), desk.admit(seq(13))
+    desk.commit(first)
+    desk.commit(second)
+    assert desk.sums() == (0, 12, 0, 12)
+    assert desk.cache.narrow_lock(first) and not desk.cache.narrow_lock(first)
+    assert desk.shape() == [(0, 8, True), (8, 12, True)] and desk.sums() == (0, 12, 0, 12)
+    assert desk.cache.narrow_lock(second)
+    assert desk.sums() == (0, 12, 8, 4)
+    assert desk.evict(swa=8) == (0, 8)
+    desk.assert_sound()
+    desk.finish(first)
+    desk.finish(second)
+    desk.assert_cold_after_evicting_all()
+
+
+def test_a_lock_within_its_window_has_nothing_to_give():
+    desk = Desk(window=8)
+    short = desk.admit(seq(6))
+    desk.commit(short)
+    assert not desk.cache.narrow_lock(short)
+    desk.finish(short)
+    fresh = desk.admit(seq(3, 900))
+    assert not desk.cache.narrow_lock(fresh)
+    desk.finish(fresh, is_insert=False)
+    desk.assert_cold_after_evicting_all()
+
+
 # ---------------------------------------------------------------------------------------------------------- requests
 def test_unfinished_request_hands_its_pages_over_and_keeps_the_tail():
     desk = Desk(page=4, window=4)
