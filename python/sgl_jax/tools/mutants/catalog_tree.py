@@ -49,12 +49,12 @@ MATCH: tuple[Mutant, ...] = (
     Mutant(
         "refresh_one_page_short", _M + "window.py", "    return window + page_size\n", "    return window\n"
     ),
-    Mutant("refresh_whole_path", _SWA, "            budget -= len(at.key)\n", ""),
+    Mutant("refresh_whole_path", _SWA, "            budget -= at.key.length\n", ""),
     Mutant(
         "refresh_tombstones_are_free",
         _SWA,
-        "                fresh.append(at)\n            budget -= len(at.key)\n",
-        "                fresh.append(at)\n                budget -= len(at.key)\n",
+        "                fresh.append(at)\n            budget -= at.key.length\n",
+        "                fresh.append(at)\n                budget -= at.key.length\n",
     ),
     Mutant(
         "split_not_page_aligned",
@@ -143,7 +143,10 @@ INSERT: tuple[Mutant, ...] = (
         "        self._adopt(node, value_slice[first:prefix_len])\n        return prefix_len\n",
     ),
     Mutant(
-        "heal_without_window_cuts", _SWA, "        cuts += window_cuts(live_from, length, self._limit)\n", ""
+        "heal_without_window_cuts",
+        _SWA,
+        "        cuts += window_cuts(live_from, node.key.length, self._limit)\n",
+        "",
     ),
     Mutant(
         "leaf_ignores_cursor",
@@ -196,8 +199,8 @@ INSERT: tuple[Mutant, ...] = (
     Mutant(
         "insert_leaf_value_is_a_view",
         _FULL,
-        "params.value[result.prefix_len : result.prefix_len + len(node.key)].copy()",
-        "params.value[result.prefix_len : result.prefix_len + len(node.key)]",
+        "params.value[result.prefix_len : result.prefix_len + node.key.length].copy()",
+        "params.value[result.prefix_len : result.prefix_len + node.key.length]",
     ),
 )
 
@@ -288,7 +291,7 @@ LOCKS: tuple[Mutant, ...] = (
         "lock_counts_tombstones",
         _LOCK,
         "                skipped.append(at.id)\n",
-        "                skipped.append(at.id)\n                live += len(at.key)\n",
+        "                skipped.append(at.id)\n                live += at.key.length\n",
     ),
     Mutant(
         "unlock_ignores_spans",

@@ -59,7 +59,7 @@ class TokenBuffer:
 
     def key(self, length: int, extra_key: str | None = None, dp_rank: int | None = None) -> RadixKey:
         """Key over the first ``length`` ids, without a copy. Raises ValueError when fewer ids are present."""
-        if length > len(self):
+        if length * _INT_BYTES > len(self._data):
             raise ValueError(f"key length {length} exceeds the {len(self)} packed token ids")
         return RadixKey._view(self._data, 0, length, _INT_BYTES, extra_key, dp_rank)
 
@@ -68,10 +68,11 @@ class RadixKey:
     """Token ids plus the namespaces (``extra_key``, ``dp_rank``) in which they may be shared.
 
     ``len``, iteration (ids), slicing and int-index (both a RadixKey of the same namespace) behave as on a list.
-    Slices share the buffer; :meth:`compact` copies it, for nodes that outlive the request (D81).
+    Slices share the buffer; :meth:`compact` copies it, for nodes that outlive the request (D81). ``length`` is ``len`` without
+    a call.
     """
 
-    __slots__ = ("_buf", "_len", "_off", "_width", "dp_rank", "extra_key")
+    __slots__ = ("_buf", "_off", "_width", "dp_rank", "extra_key", "length")
 
     def __init__(
         self,
@@ -82,12 +83,12 @@ class RadixKey:
         self.extra_key = extra_key
         self.dp_rank = dp_rank
         self._off = 0
-        self._len = len(token_ids)
+        self.length = len(token_ids)
         self._width = _INT_BYTES
         self._buf: bytes | bytearray
         if isinstance(token_ids, np.ndarray):
             self._buf = _pack_array(token_ids)
-        elif self._len and isinstance(token_ids[0], tuple):
+        elif self.length and isinstance(token_ids[0], tuple):
             self._width = _INT_BYTES * len(token_ids[0])
             self._buf = _pack(i for gram in token_ids for i in gram)
         else:
@@ -104,17 +105,19 @@ class RadixKey:
         dp_rank: int | None,
     ) -> RadixKey:
         key = cls.__new__(cls)
-        key._buf, key._off, key._len, key._width = buf, off, length, width
+        key._buf, key._off, key.length, key._width = buf, off, length, width
         key.extra_key, key.dp_rank = extra_key, dp_rank
         return key
 
     def __len__(self) -> int:
-        return self._len
+        return self.length
 
-    def _bytes(self) -> bytes:
-        if self._off == 0 and len(self._buf) == self._len * self._width and isinstance(self._buf, bytes):
-            return self._buf
-        return bytes(memoryview(self._buf)[self._off : self._off + self._len * self._width])
+    def _bytes(self, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of ``length`` ids from ``start`` on; no copy for the whole of a compact key."""
+        low = self._off + start * self._width
+        high = low + (self.length - start if length is None else length) * self._width
+        buf = self._buf
+        return buf[low:high] if isinstance(buf, bytes) else bytes(memoryview(buf)[low:high])
 
     @property
     def token_ids(self) -> list[Any]:
@@ -130,14 +133,14 @@ class RadixKey:
 
     def __getitem__(self, idx: int | slice) -> RadixKey:
         if isinstance(idx, slice):
-            start, stop, step = idx.indices(self._len)
+            start, stop, step = idx.indices(self.length)
             if step != 1:
                 return RadixKey(self.token_ids[idx], self.extra_key, self.dp_rank)
             length = max(0, stop - start)
         else:
-            start = idx + self._len if idx < 0 else idx
-            if not 0 <= start < self._len:
-                raise IndexError(f"RadixKey index {idx} out of range for length {self._len}")
+            start = idx + self.length if idx < 0 else idx
+            if not 0 <= start < self.length:
+                raise IndexError(f"RadixKey index {idx} out of range for length {self.length}")
             length = 1
         off = self._off + start * self._width
         return self._view(self._buf, off, length, self._width, self.extra_key, self.dp_rank)
@@ -146,8 +149,8 @@ class RadixKey:
         if not isinstance(other, RadixKey):
             return NotImplemented
         return (
-            (self.extra_key, self.dp_rank, self._len) == (other.extra_key, other.dp_rank, other._len)
-            and (self._width == other._width or self._len == 0)
+            (self.extra_key, self.dp_rank, self.length) == (other.extra_key, other.dp_rank, other.length)
+            and (self._width == other._width or self.length == 0)
             and self._bytes() == other._bytes()
         )
 
@@ -156,7 +159,12 @@ class RadixKey:
 
     def compact(self) -> RadixKey:
         """A key with its own bytes and nothing else, safe to keep after the request is gone."""
-        return self._view(self._bytes(), 0, self._len, self._width, self.extra_key, self.dp_rank)
+        return self.part(0, self.length)
+
+    def part(self, start: int, stop: int) -> RadixKey:
+        """``self[start:stop].compact()`` for ``0 <= start <= stop <= length``, in one step."""
+        length = stop - start
+        return self._view(self._bytes(start, length), 0, length, self._width, self.extra_key, self.dp_rank)
 
     @property
     def packed(self) -> bytes:
@@ -165,15 +173,14 @@ class RadixKey:
 
     def page_bytes(self, page_size: int) -> bytes:
         """Bytes of the first ``page_size`` ids (fewer when the key is shorter)."""
-        length = min(page_size, self._len)
-        return bytes(memoryview(self._buf)[self._off : self._off + length * self._width])
+        return self._bytes(0, min(page_size, self.length))
 
     def match_len(self, other: RadixKey) -> int:
         """Length of the common prefix in tokens, ignoring namespaces. O(tokens compared)."""
         width = self._width
         if width != other._width:
             return 0
-        limit = min(self._len, other._len) * width
+        limit = min(self.length, other.length) * width
         if limit == 0:
             return 0
         mine = memoryview(self._buf)[self._off : self._off + limit]
@@ -185,17 +192,17 @@ class RadixKey:
 
     def startswith(self, prefix: RadixKey) -> bool:
         """True when ``prefix`` (same width, or empty) is a prefix of this key; one memcmp."""
-        if prefix._len == 0:
+        if prefix.length == 0:
             return True
-        if prefix._len > self._len or prefix._width != self._width:
+        if prefix.length > self.length or prefix._width != self._width:
             return False
-        if prefix._off == 0 and len(prefix._buf) == prefix._len * prefix._width:
-            return self._buf.startswith(prefix._buf, self._off, self._off + self._len * self._width)
-        return self.match_len(prefix) == prefix._len
+        if prefix._off == 0 and len(prefix._buf) == prefix.length * prefix._width:
+            return self._buf.startswith(prefix._buf, self._off, self._off + self.length * self._width)
+        return self.match_len(prefix) == prefix.length
 
     def __repr__(self) -> str:
         preview = self[:_PREVIEW_IDS].token_ids
-        more = ", ..." if self._len > _PREVIEW_IDS else ""
+        more = ", ..." if self.length > _PREVIEW_IDS else ""
         body = ", ".join(str(i) for i in preview)
         return f"RadixKey(extra_key={self.extra_key!r}, dp_rank={self.dp_rank!r}, token_ids=[{body}{more}])"
 

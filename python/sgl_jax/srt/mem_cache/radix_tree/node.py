@@ -50,7 +50,7 @@ class RadixNode:
         if self.end is not None:
             return self.end
         above = 0 if self.parent is None else self.parent.path_len()
-        return int(above) + len(self.key)
+        return int(above) + self.key.length
 
     def __lt__(self, other: RadixNode) -> bool:
         return self.access_time < other.access_time

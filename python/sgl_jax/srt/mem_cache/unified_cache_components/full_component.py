@@ -40,7 +40,7 @@ class FullComponent(TreeComponent):
         """Every node of a walk is used (its descendants pass their age on when they go, so ancestors need no stamp)."""
         if phase is LRURefreshPhase.WALKDOWN:
             node.access_time = get_and_increase_time_counter()
-            if not node.children and node.observer is not None:
+            if not node.children and node.full_data.value is not None and node.observer is not None:
                 node.observer(node, FULL)
 
     def commit_insert_component_data(
@@ -49,13 +49,13 @@ class FullComponent(TreeComponent):
         """``value[prefix_len:]`` → the new leaf."""
         if is_new_leaf:
             assert params.value is not None
-            value = params.value[result.prefix_len : result.prefix_len + len(node.key)].copy()
+            value = params.value[result.prefix_len : result.prefix_len + node.key.length].copy()
             self.cache.accounts.set_value(node, FULL, value)
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         """As the default, with locks ending at the child left there: the new parent is locked through it."""
         upper, lower = new_parent.full_data, child.full_data
-        cut = len(new_parent.key)
+        cut = new_parent.key.length
         if lower.value is not None:
             upper.value = lower.value[:cut]
             lower.value = lower.value[cut:]

@@ -12,6 +12,7 @@ from sgl_jax.srt.mem_cache.unified_cache_components.component_types import (
 )
 
 FULL = ComponentType.FULL
+_AUXILIARY = tuple(ct for ct in ComponentType if ct is not FULL)
 
 
 class NodeMetadata(dict[str, Any]):
@@ -20,12 +21,11 @@ class NodeMetadata(dict[str, Any]):
     __slots__ = ("_component", "_node")
 
     def __init__(self, node: UnifiedTreeNode, component: ComponentType) -> None:
-        super().__init__()
         self._node = node
         self._component = component
 
     def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
+        dict.__setitem__(self, name, value)
         if name == AGE_KEY and self._node.observer is not None:
             self._node.observer(self._node, self._component)
 
@@ -80,12 +80,10 @@ class UnifiedTreeNode(RadixNode):
         super().__init__(node_id)
         self.tree_components = tree_components
         self.full_data = PathLockData(self)
-        self.component_data: list[ComponentData] = [self._make_data(ct) for ct in ComponentType]
-
-    def _make_data(self, ct: ComponentType) -> ComponentData:
-        if ct is FULL:
-            return self.full_data
-        return ComponentData(metadata=NodeMetadata(self, ct) if ct in self.tree_components else {})
+        self.component_data: list[ComponentData] = [self.full_data]
+        for ct in _AUXILIARY:
+            metadata = NodeMetadata(self, ct) if ct in tree_components else {}
+            self.component_data.append(ComponentData(metadata=metadata))
 
     @property
     def rank(self) -> int:
@@ -95,7 +93,7 @@ class UnifiedTreeNode(RadixNode):
     @property
     def start(self) -> int:
         """Tokens from the root to the beginning of this node."""
-        return self.path_len() - len(self.key)
+        return self.path_len() - self.key.length
 
     @property
     def evicted(self) -> bool:
@@ -109,9 +107,11 @@ class UnifiedTreeNode(RadixNode):
     @property
     def in_use(self) -> bool:
         """Somebody holds a lock that covers this node, of any component or tier."""
-        full, swa, recurrent = self.component_data
+        full = self.full_data
+        _, swa, recurrent = self.component_data
         return (
-            self.full_data.locked
+            full.own > 0
+            or full.below > 0
             or swa.lock_ref > 0
             or recurrent.lock_ref > 0
             or full.host_lock_ref > 0

@@ -112,7 +112,7 @@ class SWAComponent(TreeComponent):
         while budget > 0 and at is not root_node and at.parent is not None:
             if at.component_data[SWA].value is not None:
                 fresh.append(at)
-            budget -= len(at.key)
+            budget -= at.key.length
             at = at.parent
         for at in reversed(fresh):
             at.component_data[SWA].metadata[AGE_KEY] = get_and_increase_time_counter()
@@ -180,13 +180,12 @@ class SWAComponent(TreeComponent):
 
         The pieces are cold until the insert ends and refreshes its trailing window.
         """
-        length = len(node.key)
         cuts = [live_from] if live_from else []
-        cuts += window_cuts(live_from, length, self._limit)
+        cuts += window_cuts(live_from, node.key.length, self._limit)
         pieces = [*self.cache.cut_node(node, cuts), node] if cuts else [node]
         offset = live_from
         for piece in pieces[1:] if live_from else pieces:
-            size = len(piece.key)
+            size = piece.key.length
             part = swa[offset - live_from : offset - live_from + size]
             dict.__setitem__(piece.component_data[SWA].metadata, AGE_KEY, cold_age())  # filed by set_value
             self.cache.accounts.set_value(piece, SWA, part.copy() if len(pieces) > 1 else part)
@@ -196,13 +195,20 @@ class SWAComponent(TreeComponent):
         """A leaf wholly below the cursor would be an unmatchable tombstone."""
         return params.swa_evicted_seqlen >= key_len
 
+    def leaf_cuts(self, start: int, end: int, params: InsertParams) -> list[int]:
+        """At the cursor first, then into pieces of at most ``ceil_page(W)`` from the end (DECISIONS 4, 5)."""
+        cursor = ceil_page(params.swa_evicted_seqlen, self.cache.page_size)
+        live_from = min(max(cursor, start), end)
+        cuts = [live_from] if start < live_from < end else []
+        return cuts + window_cuts(live_from, end, self._limit)
+
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: InsertParams, result: InsertResult
     ) -> None:
         """A new leaf ``[s, e)``: ``[s, cursor)`` → tombstone, ``[max(s, cursor), e)`` → live pieces (D17)."""
         if not is_new_leaf:
             return
-        start, length = result.prefix_len, len(node.key)
+        start, length = result.prefix_len, node.key.length
         cursor = ceil_page(params.swa_evicted_seqlen, self.cache.page_size)
         live_from = min(max(cursor - start, 0), length)
         if live_from:

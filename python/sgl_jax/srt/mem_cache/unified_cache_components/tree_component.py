@@ -160,6 +160,10 @@ class TreeComponent(abc.ABC):
         """True when a leaf over ``[total_prefix_len, key_len)`` could never end a match."""
         return False
 
+    def leaf_cuts(self, start: int, end: int, params: InsertParams) -> list[int]:
+        """Positions inside ``(start, end)`` at which a new leaf ``[start, end)`` has to be cut. Each piece is committed alone."""
+        return []
+
     def recover_after_unevict(
         self, node: UnifiedTreeNode, prefix_len: int, total_prefix_len: int, params: InsertParams
     ) -> None:
@@ -183,7 +187,7 @@ class TreeComponent(abc.ABC):
         """
         ct = self.component_type
         upper, lower = new_parent.component_data[ct], child.component_data[ct]
-        cut = len(new_parent.key)
+        cut = new_parent.key.length
         if lower.value is not None:
             upper.value = lower.value[:cut]
             lower.value = lower.value[cut:]

@@ -49,7 +49,8 @@ class CandidateView:
 
 def _aux_age(component: ComponentType) -> Callable[[UnifiedTreeNode], float]:
     def age(node: UnifiedTreeNode) -> float:
-        return float(node.component_data[component].metadata.get(AGE_KEY, 0.0))
+        stamp: float = node.component_data[component].metadata.get(AGE_KEY, 0.0)
+        return stamp
 
     return age
 
@@ -86,8 +87,8 @@ class NodeAccounts:
         data.value = value
         if delta:
             locked = node.full_data.locked if ct is FULL else data.lock_ref > 0
-            (self.protected if locked else self.evictable)[ct][node.rank] += delta
-        self.sync(node)
+            (self.protected if locked else self.evictable)[ct][node.key.dp_rank or 0] += delta
+        self._unfiled[node.key.dp_rank or 0][node.id] = node
 
     def change_lock(self, node: UnifiedTreeNode, ct: ComponentType, step: int) -> None:
         """Take (+1) or release (-1) one lock of an auxiliary component on one node.
@@ -103,7 +104,7 @@ class NodeAccounts:
         data.lock_ref += step
         if was != (data.lock_ref > 0):
             size = 0 if data.value is None else len(data.value)
-            rank = node.rank
+            rank = node.key.dp_rank or 0
             self.evictable[ct][rank] += size if was else -size
             self.protected[ct][rank] += -size if was else size
             self.sync(node)
@@ -150,7 +151,7 @@ class NodeAccounts:
             if was == above.locked:
                 break
             at = parent
-        rank = node.rank
+        rank = node.key.dp_rank or 0
         self.evictable[FULL][rank] -= step * moved
         self.protected[FULL][rank] += step * moved
         self.sync(node)
@@ -160,7 +161,7 @@ class NodeAccounts:
 
     def sync(self, node: UnifiedTreeNode) -> None:
         """``node`` changed: its filing is out of date."""
-        rank = node.rank
+        rank = node.key.dp_rank or 0
         unfiled = self._unfiled[rank]
         unfiled[node.id] = node
         if len(unfiled) > _MAX_UNFILED:
@@ -172,15 +173,14 @@ class NodeAccounts:
         if unfiled:
             self._unfiled[rank] = {}
             for node in unfiled.values():
-                self._file(node)
+                self._file(node, rank)
 
     def _settle_all(self) -> None:
         for rank in list(self._unfiled):
             self._settle(rank)
 
-    def _file(self, node: UnifiedTreeNode) -> None:
+    def _file(self, node: UnifiedTreeNode, rank: int) -> None:
         """File ``node`` under every index it belongs to now, and under no other."""
-        rank = node.rank
         attached = node.parent is not None
         for ct, indexes in self._aux.items():
             data = node.component_data[ct]
@@ -188,15 +188,16 @@ class NodeAccounts:
                 indexes[rank].add(node)
             else:
                 indexes[rank].discard(node)
-        if not self.is_leaf(node):
-            self._leaves[rank].discard(node)
-            self._barren[rank].pop(node.id, None)
-            return
-        self._leaves[rank].add(node)
-        if self._can_end_match(node):
-            self._barren[rank].pop(node.id, None)
+        leaves, barren = self._leaves[rank], self._barren[rank]
+        leaf = self.is_leaf(node)
+        if leaf:
+            leaves.add(node)
         else:
-            self._barren[rank][node.id] = node
+            leaves.discard(node)
+        if leaf and not self._can_end_match(node):
+            barren[node.id] = node
+        elif barren:
+            barren.pop(node.id, None)
 
     @property
     def leaves(self) -> defaultdict[int, LruIndex]:
@@ -230,15 +231,14 @@ class NodeAccounts:
 
     def refile(self, node: UnifiedTreeNode, ct: int) -> None:
         """The age of ``node`` in ``ct`` changed. Nodes hold this method as their observer."""
-        if ct == FULL:
-            self._leaves[node.rank].discard(node)
-        elif ct in self._aux:
-            self._aux[ComponentType(ct)][node.rank].discard(node)
+        indexes = self._leaves if ct == FULL else self._aux[ct]  # type: ignore[index]  # an IntEnum hashes as its int
+        indexes[node.key.dp_rank or 0].discard(node)
         self.sync(node)
 
     def oldest_leaf(self, rank: int) -> UnifiedTreeNode | None:
         """The leaf FULL evicts next on ``rank``."""
-        self._settle(rank)
+        if self._unfiled[rank]:
+            self._settle(rank)
         node: UnifiedTreeNode | None = self._leaves[rank].oldest()
         return node
 

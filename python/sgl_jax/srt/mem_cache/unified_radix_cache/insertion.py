@@ -53,12 +53,12 @@ class Inserter:
         """
         tree = self._tree
         facts = InsertFacts(InsertResult(), start)
-        node, offset, length = start, start.path_len(), len(key)
+        node, offset, length = start, start.path_len(), key.length
         while offset < length:
             child = tree.find_child(node, key[offset:] if offset else key)
             if child is None:
                 break
-            size = len(child.key)
+            size = child.key.length
             self._overlap(child, offset, size, params, facts)
             for component in self._walkers:
                 component.refresh_lru(LRURefreshPhase.WALKDOWN, child, tree.root)
@@ -115,7 +115,7 @@ class Inserter:
     ) -> UnifiedTreeNode:
         """Attach ``[offset, len(key))`` below ``node``, or surrender it; returns the node the insert ends at."""
         assert params.value is not None
-        length = len(key)
+        length = key.length
         is_new = offset < length
         if (
             is_new
@@ -125,12 +125,27 @@ class Inserter:
             facts.surrendered.append(params.value[max(offset, params.prev_prefix_len) : length])
             return node
         if is_new:
-            for component in self._components:
-                component.on_parent_gains_child(node)
-            node = self._tree.attach_leaf(node, key[offset:])
-            for walker in self._walkers:
-                walker.refresh_lru(LRURefreshPhase.WALKDOWN, node, self._tree.root)
+            return self._attach(node, key, params, facts.result)
         if node is not self._tree.root:
             for component in self._components:
-                component.commit_insert_component_data(node, is_new, params, facts.result)
+                component.commit_insert_component_data(node, False, params, facts.result)
+        return node
+
+    def _attach(
+        self, node: UnifiedTreeNode, key: RadixKey, params: InsertParams, result: InsertResult
+    ) -> UnifiedTreeNode:
+        """A chain of new leaves over ``[result.prefix_len, len(key))``, cut where the components want it; returns its end."""
+        tree, components = self._tree, self._components
+        matched = result.prefix_len
+        cuts = [cut for component in components for cut in component.leaf_cuts(matched, key.length, params)]
+        for end in (*sorted(cuts), key.length):
+            for component in components:
+                component.on_parent_gains_child(node)
+            node = tree.attach_leaf(node, key.part(result.prefix_len, end))
+            for walker in self._walkers:
+                walker.refresh_lru(LRURefreshPhase.WALKDOWN, node, tree.root)
+            for component in components:
+                component.commit_insert_component_data(node, True, params, result)
+            result.prefix_len = end
+        result.prefix_len = matched
         return node

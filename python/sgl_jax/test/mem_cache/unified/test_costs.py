@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +16,20 @@ from sgl_jax.test.mem_cache.unified.desk import FULL, SWA, Desk
 
 
 def calls(action: Callable[[], Any]) -> int:
-    """Python and C calls of ``action``."""
+    """Python and C calls of ``action``, without a collection and its callbacks in between."""
     count = 0
 
     def hook(_frame: Any, event: str, _arg: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.disable()
     sys.setprofile(hook)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
