@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,44 @@ def _window(rng: random.Random, page: int) -> int:
 
 
 def draw_config(rng: random.Random, route: str | None = None) -> FuzzConfig:
-    """A configuration; ``route`` pins that one dimension."""
-    route = route or rng.choice(ROUTES)
+    """A configuration; ``route`` pins that one dimension. Many requests in a small pool are drawn on purpose, see :func:`_squeezed`."""
+    route = route or rng.choice(ROUTES + HYBRID + ("unified_swa", "unified_swa"))
+    config = _draw(rng, route)
+    return _squeezed(rng, config) if rng.random() < 0.4 else config
+
+
+def _squeezed(rng: random.Random, config: FuzzConfig) -> FuzzConfig:
+    """Short windows, many seats, and one pool just above its minimum: eviction, tombstones, healing and retraction all the time."""
+    page, context = rng.choice([1, 1, 4]), rng.choice([60, 100])
+    small = replace(
+        config,
+        page=page,
+        window=rng.choice([1, 2, 3, 5, 9]),
+        chunk=rng.choice([page, 2 * page, 8, 16, -1]),
+        max_prefill=rng.choice([8, 64]),
+        step_limit=1 << 20,
+        seats=rng.choice([4, 8, 16]),
+        context=context,
+        conservativeness=0.01,
+        tight=False,
+        eos=rng.choice([0, 0, 3]),
+    )
+    full_min = full_request_cap(context, 0, small.rules) // page
+    full = rng.choice([full_min // 2, full_min, full_min + 3, 3 * full_min])
+    swa = 0
+    if small.hybrid:
+        swa = minimum_swa_tokens(context, small.rules) // page + rng.choice([0, 1, 3, 8, 20])
+        full = max(full, swa)
+    return replace(small, full_pages=full, swa_pages=swa)
+
+
+def _draw(rng: random.Random, route: str) -> FuzzConfig:
     page = rng.choice([1, 1, 4, 4, 16, 128])
     window = _window(rng, page)
     overlap = rng.random() < 0.6
-    chunk = rng.choice([page, 2 * page, 3 * page, max(page, 16 // page * page), max(page, 64 // page * page), -1])
+    chunk = rng.choice(
+        [page, 2 * page, 3 * page, max(page, 16 // page * page), max(page, 64 // page * page), -1]
+    )
     context = rng.choice([3, 5, 8]) * page + rng.choice([0, 40, 90, 200]) + rng.choice([0, 1, page // 2])
     context = max(context, 12)
     hybrid = route in HYBRID
@@ -119,7 +151,7 @@ def draw_config(rng: random.Random, route: str | None = None) -> FuzzConfig:
         full, swa = max(2, full - rng.randint(0, 3)), max(2, swa - rng.randint(1, 6)) if hybrid else 0
     elif hybrid:
         full = max(full, swa)  # the ratio is at most 1
-    seats = rng.choice([1, 2, 3, 6, 12])
+    seats = rng.choice([1, 2, 4, 6, 12, 12])
     radix = route not in ("swa_chunk", "chunk")
     return FuzzConfig(
         route=route,
@@ -136,9 +168,9 @@ def draw_config(rng: random.Random, route: str | None = None) -> FuzzConfig:
         context=context,
         policy=rng.choice(["fcfs", "lpm", "random"] if radix else ["fcfs", "random"]),
         dp_policy=rng.choice(["cache_aware", "min_running_queue", "round_robin"][0 if radix else 1 :]),
-        conservativeness=rng.choice([0.01, 0.3, 1.0, 1.5]),
+        conservativeness=rng.choice([0.01, 0.01, 0.01, 0.3, 1.0, 1.5]),
         eos=rng.choice([0, 0, 5, 40]),
-        max_queued=rng.choice([None, None, None, 3]),
+        max_queued=rng.choice([None] * 7 + [3]),
         strict=rng.random() < 0.9,
         tight=tight,
     )
@@ -169,7 +201,11 @@ def _model(config: FuzzConfig) -> ModelConfig:
         "tie_word_embeddings": True,
     }
     if config.hybrid:
-        raw |= {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"}
+        raw |= {
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+        }
         raw |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": config.window}
     return ModelConfig.from_hf_dict(raw)
 
