@@ -88,8 +88,8 @@ ALLOCATOR: tuple[Mutant, ...] = (
     Mutant(
         "alloc_free_full_frees_swa",
         _SWA,
-        "        units = self._named(indices, rank, self._live_full(rank))\n",
-        "        units = self._named(indices, rank, self._live_full(rank))\n        self._release_swa(units, rank, keep_full=False)\n",
+        "        self._release_full(self.full_attn_allocator.owned_units(units, rank), indices, rank)\n",
+        "        self._release_full(self.full_attn_allocator.owned_units(units, rank), indices, rank)\n        self._release_swa(units, rank, keep_full=True)\n",
     ),
     Mutant(
         "alloc_free_skips_swa",
