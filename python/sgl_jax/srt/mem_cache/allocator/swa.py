@@ -268,7 +268,7 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         indices = self._usable(free_index, rank)
         if indices.size == 0:
             return
-        units = self._named(indices, rank, self._live_either(rank))
+        units = self._named(indices, rank, "full+swa", self._live_either(rank))
         full_owned = self.full_attn_allocator.owned_units(units, rank)
         self._release_swa(units, rank, keep_full=False)
         self._release_full(full_owned, indices, rank)
@@ -279,7 +279,7 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         indices = self._usable(full_indices, rank)
         if indices.size == 0:
             return
-        units = self._named(indices, rank, self._live_full(rank))
+        units = self._named(indices, rank, "full", self._live_full(rank))
         self._release_full(self.full_attn_allocator.owned_units(units, rank), indices, rank)
 
     def free_swa(self, free_index: npt.ArrayLike, dp_rank: int | None = None) -> None:
@@ -290,7 +290,7 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         rank = self.rank_of(dp_rank)
         indices = self._usable(free_index, rank)
         if indices.size:
-            self._release_swa(self._named(indices, rank, self._live_swa(rank)), rank, keep_full=True)
+            self._release_swa(self._named(indices, rank, "swa", self._live_swa(rank)), rank, keep_full=True)
 
     def transfer_swa_mapping(
         self, source_full: npt.ArrayLike, target_full: npt.ArrayLike, *, dp_rank: int | None = None
@@ -357,15 +357,16 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
 
     # -- which tokens of a page a call has to name -----------------------------------------------------------------
 
-    def _named(self, indices: IntArray, rank: int, live_tokens: LiveTokens) -> IntArray:
+    def _named(self, indices: IntArray, rank: int, pool: str, live_tokens: LiveTokens) -> IntArray:
         """Units the call may release; partial pages are left out, or raise in strict mode."""
         if self.page_size == 1:
             return indices
         complete, partial = named_pages(indices, self.page_size, live_tokens)
         if partial.size and self.strict:
+            slots = indices[np.isin(indices // self.page_size, partial)]
             raise PartialPageError(
-                f"dp_rank={rank}: pages {partial[:_SHOWN].tolist()} hold tokens that the call does not name; name "
-                f"every allocated slot of a page to release it"
+                f"dp_rank={rank} pool={pool}: slots {slots[:_SHOWN].tolist()} are a part of pages "
+                f"{partial[:_SHOWN].tolist()}, which hold more tokens; name every allocated slot of a page to release it"
             )
         return complete
 

@@ -154,12 +154,9 @@ class UnifiedRadixCache(BasePrefixCache):
         return self.tree.nodes(dp_rank)
 
     def _namespaced(self, key: RadixKey) -> RadixKey:
-        """Page-aligned key (D10). Raises ValueError when an SWA tree over several ranks gets a key without rank."""
-        if key.dp_rank is None and self.dp_size > 1 and self.has_swa:
-            raise ValueError(
-                f"key without dp_rank on {self.dp_size} data-parallel ranks: slots are rank-local, pass "
-                f"RadixKey(..., dp_rank=0..{self.dp_size - 1})"
-            )
+        """Page-aligned key (D10). Raises ValueError when an SWA tree over several ranks gets a key of none of them."""
+        if self.has_swa and self.dp_size > 1:
+            self._check_rank("RadixKey(..., dp_rank)", key.dp_rank)
         if self.is_eagle:
             key = to_bigram_key(key)
         length = len(key)
@@ -246,11 +243,16 @@ class UnifiedRadixCache(BasePrefixCache):
         return EvictResult(tracker[FULL], tracker[SWA], tracker[RECURRENT])
 
     def _rank_or_raise(self, dp_rank: int | None) -> int:
-        if dp_rank is None and self.dp_size > 1 and self.has_swa:
-            raise ValueError(
-                f"dp_rank is needed: there are {self.dp_size} data-parallel ranks with pools of their own"
-            )
+        if self.has_swa and self.dp_size > 1:
+            self._check_rank("EvictParams(dp_rank)", dp_rank)
         return dp_rank or 0
+
+    def _check_rank(self, what: str, dp_rank: int | None) -> None:
+        if dp_rank is None or not 0 <= dp_rank < self.dp_size:
+            raise ValueError(
+                f"{what} is {dp_rank} on {self.dp_size} data-parallel ranks: slots are rank-local, pass "
+                f"dp_rank=0..{self.dp_size - 1}"
+            )
 
     def _evict_device_leaf(self, node: UnifiedTreeNode, tracker: Tracker) -> None:
         """Remove a leaf: FULL slots, then SWA slots, then the FULL value, then the node; and what became barren above it.
@@ -421,9 +423,11 @@ class UnifiedRadixCache(BasePrefixCache):
         """Every broken invariant of tree, sums, candidates, locks and mapping; empty when sound. O(tree)."""
         return check_cache(self)
 
-    def pretty_print(self) -> None:
-        """Print the tree: tokens, S for live SWA or T for a tombstone, locks."""
-        print(self.describe())
+    def pretty_print(self) -> str:
+        """Print the tree and return the text: tokens, S for live SWA or T for a tombstone, locks."""
+        text = self.describe()
+        print(text)
+        return text
 
     def describe(self) -> str:
         """One line per node, indented by depth."""

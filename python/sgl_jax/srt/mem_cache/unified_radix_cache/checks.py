@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,20 +15,28 @@ from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 
 if TYPE_CHECKING:
     from sgl_jax.srt.mem_cache.unified_radix_cache.cache import UnifiedRadixCache
+    from sgl_jax.srt.mem_cache.unified_radix_cache.tree import PrefixTree
 
 IntArray = npt.NDArray[np.int32]
 FULL, SWA = ComponentType.FULL, ComponentType.SWA
 _SHOWN = 16
 
 
-def check_cache(cache: UnifiedRadixCache) -> list[Violation]:
-    """Structure, lengths, sums, candidates, locks, mapping and slot uniqueness of every rank."""
-    nodes = list(cache.tree.nodes())
-    out = [v for node in nodes for v in _check_node(cache, node)]
-    out += _check_sums(cache, nodes)
-    out += _check_candidates(cache, nodes)
-    for component in cache._components_tuple:
+def check_tree(tree: PrefixTree) -> list[Violation]:
+    """What the tree knows without an allocator: structure, lengths, sums, candidates and locks of every rank."""
+    nodes = list(tree.nodes())
+    out = [v for node in nodes for v in _check_node(tree, node)]
+    out += _check_sums(tree, nodes)
+    out += _check_candidates(tree, nodes)
+    for component in tree.components:
         out += component.check_nodes(nodes)
+    return out
+
+
+def check_cache(cache: UnifiedRadixCache) -> list[Violation]:
+    """The tree's own violations, then slot uniqueness and mapping of every rank."""
+    out = cache.tree.check()
+    nodes = list(cache.tree.nodes())
     for rank in sorted({node.rank for node in nodes}):
         mine = [node for node in nodes if node.rank == rank]
         out += _check_unique(mine, FULL, rank)
@@ -37,18 +46,18 @@ def check_cache(cache: UnifiedRadixCache) -> list[Violation]:
     return out
 
 
-def _check_node(cache: UnifiedRadixCache, node: UnifiedTreeNode) -> Iterator[Violation]:
+def _check_node(tree: PrefixTree, node: UnifiedTreeNode) -> Iterator[Violation]:
     def bad(kind: str, detail: str) -> Violation:
         return Violation(kind, node.rank, "", f"node {node.id}: {detail}", (node.id,))
 
     size = len(node.key)
-    if size == 0 or size % cache.page_size:
-        yield bad("node_length", f"{size} tokens at page size {cache.page_size}")
-    if node.parent is None or node.parent.children.get(cache.tree.child_key(node.key)) is not node:
+    if size == 0 or size % tree.page_size:
+        yield bad("node_length", f"{size} tokens at page size {tree.page_size}")
+    if node.parent is None or node.parent.children.get(tree.child_key(node.key)) is not node:
         yield bad("node_link", "its parent does not know it under its own key")
     elif node.end != node.parent.path_len() + size:
         yield bad("node_end", f"end {node.end}, parent ends at {node.parent.path_len()}, {size} tokens")
-    for ct in cache.tree_components:
+    for ct in tree.kinds:
         value = node.component_data[ct].value
         if value is not None and len(value) != size:
             yield bad("value_length", f"{ct} value of {len(value)} slots for {size} tokens")
@@ -60,8 +69,8 @@ def _check_node(cache: UnifiedRadixCache, node: UnifiedTreeNode) -> Iterator[Vio
         yield bad("full_missing", "neither a device nor a host value")
 
 
-def _check_sums(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode]) -> Iterator[Violation]:
-    for ct in cache.tree_components:
+def _check_sums(tree: PrefixTree, nodes: Sequence[UnifiedTreeNode]) -> Iterator[Violation]:
+    for ct in tree.kinds:
         evictable: dict[int, int] = {}
         protected: dict[int, int] = {}
         for node in nodes:
@@ -70,8 +79,8 @@ def _check_sums(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode]) -> I
             bucket = protected if locked else evictable
             bucket[node.rank] = bucket.get(node.rank, 0) + (0 if data.value is None else len(data.value))
         for name, counted, kept in (
-            ("evictable", evictable, cache.accounts.evictable[ct]),
-            ("protected", protected, cache.accounts.protected[ct]),
+            ("evictable", evictable, tree.accounts.evictable[ct]),
+            ("protected", protected, tree.accounts.protected[ct]),
         ):
             for rank in set(counted) | set(kept):
                 if counted.get(rank, 0) != kept.get(rank, 0):
@@ -79,8 +88,8 @@ def _check_sums(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode]) -> I
                     yield Violation(f"{name}_sum", rank, str(ct), detail)
 
 
-def _check_candidates(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode]) -> Iterator[Violation]:
-    accounts = cache.accounts
+def _check_candidates(tree: PrefixTree, nodes: Sequence[UnifiedTreeNode]) -> Iterator[Violation]:
+    accounts = tree.accounts
     for node in nodes:
         if (node in accounts.leaves[node.rank]) != accounts.is_leaf(node):
             detail = f"node {node.id} is {'' if accounts.is_leaf(node) else 'not '}an evictable leaf, index differs"
@@ -91,10 +100,32 @@ def _check_candidates(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode]
             if (node in indexes[node.rank]) != belongs:
                 detail = f"node {node.id} belongs to the candidates: {belongs}, index differs"
                 yield Violation("aux_index", node.rank, str(ct), detail, (node.id,))
-    filed = sum(len(index) for index in accounts.leaves.values())
-    leaves = sum(1 for node in nodes if accounts.is_leaf(node))
-    if filed != leaves:
-        yield Violation("leaf_index", 0, "full", f"{filed} leaves filed, {leaves} in the tree")
+    yield from _check_filed(tree, nodes)
+
+
+def _check_filed(tree: PrefixTree, nodes: Sequence[UnifiedTreeNode]) -> Iterator[Violation]:
+    """Nothing else is filed: no node that left the tree, none twice, and exactly the unmatchable leaves as such."""
+    accounts = tree.accounts
+    leaves = [node for node in nodes if accounts.is_leaf(node)]
+    groups: list[tuple[ComponentType, Mapping[int, Sized], Sequence[UnifiedTreeNode]]]
+    groups = [(FULL, accounts.leaves, leaves)]
+    for ct, indexes in accounts.aux.items():
+        data = [(node, node.component_data[ct]) for node in nodes]
+        groups.append((ct, indexes, [n for n, d in data if d.value is not None and d.lock_ref <= 0]))
+    for ct, filed, belong in groups:
+        counts = Counter(node.rank for node in belong)
+        for rank in counts.keys() | filed.keys():
+            found = len(filed.get(rank, ()))
+            if found != counts[rank]:
+                kind = "leaf_index" if ct is FULL else "aux_index"
+                detail = f"{found} candidates filed, {counts[rank]} in the tree"
+                yield Violation(kind, rank, str(ct), detail)
+    for rank in {node.rank for node in nodes}:
+        dead = {node.id for node in leaves if node.rank == rank and accounts.is_barren(node)}
+        wrong = dead ^ {node.id for node in accounts.barren_nodes(rank)}
+        if wrong:
+            detail = f"{len(wrong)} leaves differ from what is filed as unmatchable (rule 8)"
+            yield Violation("barren_index", rank, "full", detail, tuple(sorted(wrong))[:_SHOWN])
 
 
 def _values(nodes: Sequence[UnifiedTreeNode], ct: ComponentType) -> IntArray:

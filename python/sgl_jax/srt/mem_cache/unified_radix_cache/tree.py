@@ -13,13 +13,14 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from sgl_jax.srt.mem_cache.errors import TreeInvariantError
+from sgl_jax.srt.mem_cache.errors import TreeInvariantError, Violation
 from sgl_jax.srt.mem_cache.page import floor_page
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, packed_child_key
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import ComponentType
 from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import TreeComponent
 from sgl_jax.srt.mem_cache.unified_radix_cache.accounts import NodeAccounts
+from sgl_jax.srt.mem_cache.unified_radix_cache.checks import check_tree
 
 
 class PrefixTree:
@@ -31,15 +32,15 @@ class PrefixTree:
         self.accounts = accounts
         self.child_key: Callable[[RadixKey], Any] = partial(packed_child_key, page_size=page_size)
         self.observer = accounts.refile
-        self._kinds = tuple(component.component_type for component in components)
+        self.kinds = tuple(component.component_type for component in components)
         self.root = self._make_root()
 
     def _make_root(self) -> UnifiedTreeNode:
-        root = UnifiedTreeNode(self._kinds)
+        root = UnifiedTreeNode(self.kinds)
         root.end = 0
         root.observer = self.observer
         root.full_data.value = []
-        for ct in self._kinds:
+        for ct in self.kinds:
             if ct is ComponentType.FULL:
                 root.full_data.own = 1
             else:
@@ -47,7 +48,7 @@ class PrefixTree:
         return root
 
     def new_node(self) -> UnifiedTreeNode:
-        node = UnifiedTreeNode(self._kinds)
+        node = UnifiedTreeNode(self.kinds)
         node.observer = self.observer
         return node
 
@@ -135,7 +136,7 @@ class PrefixTree:
 
     def _own_values(self, nodes: Sequence[UnifiedTreeNode]) -> None:
         """Halves of a cut hold copies, not views of the whole (D81)."""
-        for ct in self._kinds:
+        for ct in self.kinds:
             for node in nodes:
                 data = node.component_data[ct]
                 if data.value is not None:
@@ -176,3 +177,7 @@ class PrefixTree:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def check(self) -> list[Violation]:
+        """Broken structure, sums, candidates and lock counts of every rank; empty when sound. O(tree)."""
+        return check_tree(self)

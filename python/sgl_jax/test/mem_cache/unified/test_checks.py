@@ -73,6 +73,18 @@ def spoil_aux_index(desk: Desk) -> None:
     desk.cache.accounts.aux[SWA][1].discard(desk.node("abcdef"))
 
 
+def spoil_gone_leaf(desk: Desk) -> None:
+    """A node that left the tree stays filed."""
+    desk.cache.accounts.leaves[1].add(desk.cache.tree.new_node())
+
+
+def spoil_barren_index(desk: Desk) -> None:
+    """An unlocked tombstone leaf that nobody would remove."""
+    desk.tombstone("abcdef")
+    desk.cache.accounts.barren_nodes(1)
+    desk.cache.accounts._barren[1].clear()
+
+
 def spoil_value(desk: Desk) -> None:
     desk.node("abcdef").component_data[FULL].value = None
 
@@ -96,6 +108,8 @@ def spoil_limit(desk: Desk) -> None:
         (spoil_owner, "tree_slot_owner"),
         (spoil_leaf_index, "leaf_index"),
         (spoil_aux_index, "aux_index"),
+        (spoil_gone_leaf, "leaf_index"),
+        (spoil_barren_index, "barren_index"),
         (spoil_value, "full_missing"),
         (spoil_limit, "swa_node_too_long"),
     ],
@@ -104,7 +118,9 @@ def test_each_violation_is_found(spoil: Callable[[Desk], Any], kind: str) -> Non
     desk = built()
     spoil(desk)
     found = [v for v in desk.cache.check() if v.kind == kind]
-    assert found and all(v.rank == 1 or v.kind == "leaf_index" for v in found)
+    assert found and all(v.rank == 1 for v in found)
+    needs_allocator = {"mapping_pair", "tree_slot_owner"}
+    assert bool([v for v in desk.cache.tree.check() if v.kind == kind]) == (kind not in needs_allocator)
 
 
 def test_a_node_below_a_page_is_reported() -> None:

@@ -152,7 +152,7 @@ def test_ranks_are_evicted_apart() -> None:
     assert desk.evict(full=64, swa=64) == (4, 4)
     desk.rank = 0
     assert (desk.sums(), desk.available()) == ((4, 0, 4, 0), (60, 60))
-    with pytest.raises(ValueError, match="dp_rank is needed"):
+    with pytest.raises(ValueError, match="dp_rank. is None on 2"):
         desk.cache.evict(EvictParams(num_tokens=1))
 
 

@@ -227,9 +227,10 @@ def test_the_picture_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     desk.insert("abcdef")
     desk.tombstone("ab")
     desk.lock("abcdef")
-    desk.cache.pretty_print()
+    text = desk.cache.pretty_print()
     upper, lower = desk.node("ab").id, desk.node("abcdef").id
-    assert capsys.readouterr().out.splitlines() == [
+    assert capsys.readouterr().out == f"{text}\n"
+    assert text.splitlines() == [
         "root, 6 tokens",
         f"  {upper} dp=0 [0,2) T locks full=1 swa=0",
         f"    {lower} dp=0 [2,6) S locks full=1 swa=1",
