@@ -118,7 +118,7 @@ class PrefixTree:
         made: list[UnifiedTreeNode] = []
         for low, high in pairwise(bounds[:-1]):
             upper = self.new_node()
-            upper.key = key[low:high].compact()
+            upper.key = key.part(low, high)
             child.key = key[high:]
             upper.parent, upper.end = parent, start + high
             upper.children[self.child_key(child.key)] = child
@@ -143,11 +143,11 @@ class PrefixTree:
                     data.value = data.value.copy()
 
     def attach_leaf(self, parent: UnifiedTreeNode, key: RadixKey) -> UnifiedTreeNode:
-        """A new childless node below ``parent``; its values are still to come."""
+        """A new childless node below ``parent``; its values are still to come. ``key`` is compact and the node's own from now on."""
         leaf = self.new_node()
-        leaf.key = key.compact()
-        leaf.parent, leaf.end = parent, parent.path_len() + len(key)
-        parent.children[self.child_key(leaf.key)] = leaf
+        leaf.key = key
+        leaf.parent, leaf.end = parent, parent.path_len() + key.length
+        parent.children[self.child_key(key)] = leaf
         self.accounts.sync(parent)
         return leaf
 
