@@ -31,8 +31,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 serve: $(STAMP)
-	@SGL_JAX_CACHE_DIR=$${SGL_JAX_CACHE_DIR:-$(CURDIR)/$(CACHE)} \
-		$(BIN)/python -m sgl_jax.tools.serve_tiny $(if $(MODEL),--model $(MODEL)) -- $(ARGS)
+	@export SGL_JAX_CACHE_DIR="$${SGL_JAX_CACHE_DIR:-$(CURDIR)/$(CACHE)}"; \
+		exec $(BIN)/python -m sgl_jax.tools.serve_tiny $(if $(MODEL),--model $(MODEL)) -- $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m sgl_jax.test.gate test/manifests/cpu_gate.toml --workers $(WORKERS)

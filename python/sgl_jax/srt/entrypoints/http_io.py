@@ -84,17 +84,18 @@ def _as_request_error(error: ValidationError) -> RequestError:
         return RequestError(f"{where} is missing", param=where)
     if not first["loc"]:
         return RequestError(f"the body must be a JSON object: {first['msg']}")
-    wanted = "; or ".join(dict.fromkeys(d["msg"] for d in details if d["loc"][:1] == first["loc"][:1]))
+    wanted = "; or ".join(dict.fromkeys(d["msg"] for d in details if _field_name(d["loc"]) == where))
     return RequestError(f"{where} is {_short(first['input'])}: {wanted}", param=where)
 
 
 def _field_name(loc: tuple[int | str, ...]) -> str:
     """``("messages", 0, "role")`` -> ``messages[0].role``; names of union branches are left out."""
+    models = {model.__name__ for model in StrictModel.__subclasses__()}
     name = ""
     for part in loc:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part.isidentifier() and part not in _BRANCHES:
+        elif part.isidentifier() and part not in _BRANCHES and part not in models:
             name += f".{part}" if name else part
     return name
 

@@ -162,6 +162,8 @@ async def _prompts(manager: TokenizerManager, body: GenerateBody) -> tuple[list[
     for i in range(size):
         sampling = _item(body.sampling_params, i, size, "sampling_params") or NativeSampling()
         rid = _item(body.rid, i, size, "rid")
+        if rid == "":
+            raise RequestError("rid is '', must not be empty; leave it out to get one", param="rid")
         if rid is None or (isinstance(body.rid, str) and size > 1):
             rid = new_rid() if rid is None else f"{rid}_{i}"
         start = _item(body.logprob_start_len, i, size, "logprob_start_len")
@@ -185,6 +187,7 @@ async def _prompts(manager: TokenizerManager, body: GenerateBody) -> tuple[list[
                 dp_rank=_item(rank, i, size, "dp_rank"),
                 name="text" if body.text is not None else "input_ids",
                 limit_name="max_new_tokens",
+                names={"seed": "sampling_seed"},
             )
         )
     return made, batch or any(p.n > 1 for p in made)

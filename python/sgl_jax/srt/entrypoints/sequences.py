@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sgl_jax.srt.managers.frontend.errors import RequestError
@@ -36,7 +36,7 @@ class Prompt:
     """One prompt of a request, with its sampling parameters before the length check.
 
     ``max_tokens`` None: ``default_max_tokens``, cut to the context (None: all that fits). ``name``/``limit_name`` are the
-    fields that messages name.
+    fields that messages name; ``names`` maps sampling fields that the API spells its own way.
     """
 
     ids: list[int]
@@ -50,6 +50,7 @@ class Prompt:
     dp_rank: int | None = None
     name: str = "prompt"
     limit_name: str = "max_tokens"
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def new_rid() -> str:
@@ -160,6 +161,7 @@ def _expand(manager: TokenizerManager, prompt: Prompt, stream: bool) -> list[tup
             f"logprob_start_len is {wish.start}, must be in [-1, {len(prompt.ids)}] (the prompt's length)",
             param="logprob_start_len",
         )
+    names = {"max_new_tokens": prompt.limit_name, **prompt.names}
     made = []
     for i in range(prompt.n):
         params = SamplingParams(**{f: getattr(prompt.sampling, f) for f in SamplingParams.__struct_fields__})
@@ -172,7 +174,7 @@ def _expand(manager: TokenizerManager, prompt: Prompt, stream: bool) -> list[tup
                 GenerateReq(
                     rid=prompt.rid if prompt.n == 1 else f"{prompt.rid}_{i}",
                     input_ids=prompt.ids,
-                    sampling=check_sampling(params, limits.vocab_size),
+                    sampling=check_sampling(params, limits.vocab_size, names),
                     stream=stream,
                     return_logprob=wish.wanted,
                     logprob_start_len=wish.start if wish.start < len(prompt.ids) else -1,

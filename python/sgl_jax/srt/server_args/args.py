@@ -88,7 +88,9 @@ class ServerArgs:
     _notes: dict[str, str] = field(compare=False)
 
     def __init__(self, **given: Any) -> None:
-        typed = {name: BY_NAME[name].flag for name in given if name in BY_NAME}
+        typed = {
+            name: BY_NAME[name].flag for name, value in given.items() if name in BY_NAME and value is not None
+        }
         self._resolve(given, typed)
 
     def _resolve(self, given: Mapping[str, Any], typed: Mapping[str, str]) -> None:

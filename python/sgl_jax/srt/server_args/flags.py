@@ -109,7 +109,7 @@ FLAGS: tuple[Flag, ...] = (
          low=1, special=(-1,)),
     _row("max_prefill_tokens", "size", 16384, SCHEDULE, "prompt tokens of one prefill batch, per rank", low=1),
     _row("max_running_requests", "size", None, SCHEDULE, "requests that decode together, all ranks", low=1,
-         derived_from="pool size"),
+         derived_from="the device: 64 on CPU, else 256"),
     _row("schedule_policy", "str", "fcfs", SCHEDULE, "order of the waiting queue", choices=("fcfs", "lpm", "random")),
     _row("schedule_conservativeness", "float", 1.0, SCHEDULE, "above 1 admits less and retracts less", low=0, low_open=True),
     _row("disable_overlap_schedule", "bool", False, SCHEDULE, "do not prepare step n+1 while the device runs step n"),

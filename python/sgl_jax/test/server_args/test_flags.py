@@ -160,3 +160,9 @@ def test_pickles_and_is_frozen():
 def test_imports_without_jax():
     code = "import sys, sgl_jax.srt.server_args, sgl_jax.launch_server, sgl_jax.cli; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_says_where_unset_limits_come_from(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert "[from the device: 64 on CPU, else 256]" in " ".join(capsys.readouterr().out.split())

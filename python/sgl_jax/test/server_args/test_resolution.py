@@ -179,3 +179,9 @@ def test_description_masks_the_key_and_shows_sources():
     shown = parse("--api-key", "secret", "--dp-size", "1").describe()
     assert shown["api_key"] == {"value": "***", "source": "user", "note": "--api-key"}
     assert "secret" not in repr(parse("--api-key", "secret"))
+
+
+def test_none_in_the_constructor_is_not_given_and_conflicts_with_nothing():
+    args = ServerArgs(model_path="m", swa_full_tokens_ratio=None, disable_hybrid_swa_memory=True)
+    assert (args.swa_full_tokens_ratio, args.provenance["swa_full_tokens_ratio"]) == (0.8, "default")
+    assert "swa_full_tokens_ratio" not in args.notes

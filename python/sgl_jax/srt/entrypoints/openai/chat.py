@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from sgl_jax.srt.entrypoints.http_io import EventStream, json_response, parse_body, sse, while_connected
 from sgl_jax.srt.entrypoints.openai.logprobs import chat_logprobs
-from sgl_jax.srt.entrypoints.openai.protocol import CommonBody, finish_reason, usage
+from sgl_jax.srt.entrypoints.openai.protocol import NAMES, CommonBody, finish_reason, usage
 from sgl_jax.srt.entrypoints.sequences import LogprobWish, Prompt, Sequences, new_rid, open_sequences
 from sgl_jax.srt.managers.frontend.errors import RequestError
 from sgl_jax.srt.managers.frontend.request_state import RequestState
@@ -93,6 +93,7 @@ def _prompt(manager: TokenizerManager, body: ChatBody, rid: str) -> Prompt:
         dp_rank=body.dp_rank,
         name="messages",
         limit_name=body.limit_name,
+        names=NAMES,
     )
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from sgl_jax.srt.entrypoints.http_io import EventStream, json_response, parse_body, sse, while_connected
 from sgl_jax.srt.entrypoints.openai.logprobs import CompletionLogprobs
-from sgl_jax.srt.entrypoints.openai.protocol import CommonBody, finish_reason, usage
+from sgl_jax.srt.entrypoints.openai.protocol import NAMES, CommonBody, finish_reason, usage
 from sgl_jax.srt.entrypoints.sequences import LogprobWish, Prompt, Sequences, new_rid, open_sequences
 from sgl_jax.srt.managers.frontend.errors import RequestError
 from sgl_jax.srt.managers.frontend.request_state import RequestState
@@ -65,6 +65,7 @@ async def _prompts(manager: TokenizerManager, body: CompletionBody, rid: str) ->
             max_tokens=limit,
             default_max_tokens=default,
             n=1 if body.n is None else body.n,
+            names=NAMES,
             logprobs=wish,
             extra_key=body.extra_key,
             dp_rank=body.dp_rank,

@@ -53,6 +53,10 @@ NEUTRAL: dict[str, tuple[Any, ...] | None] = {
 }
 
 
+NAMES = {"min_new_tokens": "min_tokens"}
+"""Sampling fields that this API spells its own way, for messages."""
+
+
 class StreamOptions(StrictModel):
     include_usage: bool = False
     include_obfuscation: bool | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from sgl_jax.srt.managers.frontend.errors import RequestError
@@ -60,27 +61,33 @@ class Limits:
         )
 
 
-def check_sampling(params: SamplingParams, vocab_size: int) -> SamplingParams:
-    """Range checks; returns the params with an almost-zero temperature made greedy and the seed folded to 32 bits."""
+def check_sampling(
+    params: SamplingParams, vocab_size: int, names: Mapping[str, str] = MappingProxyType({})
+) -> SamplingParams:
+    """Range checks; returns the params with an almost-zero temperature made greedy and the seed folded to 32 bits.
+
+    ``names``: our field -> the client's, where an API spells one differently; messages name the client's.
+    """
     for name, bounds in RANGES.items():
         bounds.check(name, getattr(params, name))
     if params.top_k != -1 and not 1 <= params.top_k < 2**31:
         raise RequestError(f"top_k is {params.top_k}, must be -1 (off) or at least 1", param="top_k")
+    most = names.get("max_new_tokens", "max_new_tokens")
+    least = names.get("min_new_tokens", "min_new_tokens")
     if params.max_new_tokens < 0:
-        raise RequestError(
-            f"max_new_tokens is {params.max_new_tokens}, must be at least 0", param="max_new_tokens"
-        )
+        raise RequestError(f"{most} is {params.max_new_tokens}, must be at least 0", param=most)
     if not 0 <= params.min_new_tokens <= params.max_new_tokens:
         raise RequestError(
-            f"min_new_tokens is {params.min_new_tokens}, must be between 0 and max_new_tokens ({params.max_new_tokens})",
-            param="min_new_tokens",
+            f"{least} is {params.min_new_tokens}, must be between 0 and {most} ({params.max_new_tokens})",
+            param=least,
         )
     _check_stops(params, vocab_size)
     if params.temperature < GREEDY_BELOW:
         params.temperature = 0.0
     if params.seed is not None:
         if not -(2**63) <= params.seed < 2**64:
-            raise RequestError(f"seed is {params.seed}, must fit in 64 bits", param="seed")
+            seed = names.get("seed", "seed")
+            raise RequestError(f"{seed} is {params.seed}, must fit in 64 bits", param=seed)
         params.seed = (params.seed ^ (params.seed >> 32)) & _SEED_BITS
     return params
 
