@@ -36,7 +36,7 @@ def test_calls_and_peak_bytes_are_counted():
 
 
 def rows(name, calls, size=(10, 100, 1000), **extra):
-    base = {"cpu_us": 1.0, "p99_us": 1.0, "peak_bytes": 10.0, "wrong": []}
+    base = {"cpu_us": 1.0, "p99_us": 1.0, "numpy_calls": 2.0, "peak_bytes": 10.0, "wrong": []}
     return [{"case": name, "size": s, "calls": c} | base | extra for s, c in zip(size, calls)]
 
 
@@ -44,6 +44,8 @@ def test_a_growing_count_a_wrong_result_and_an_error_fail_the_gate():
     (case,) = [c for c in CASES if c.name == "G9.evict_1"]
     assert gate([case], rows(case.name, [50, 50, 51])) == []
     assert "exponent 1.00 > 0.15" in gate([case], rows(case.name, [10, 100, 1000]))[0]
+    copies = [{**r, "numpy_calls": 2.0 * r["size"]} for r in rows(case.name, [50, 50, 50])]
+    assert "numpy_calls grow with exponent 1.00" in gate([case], copies)[0]
     assert "unbalanced" in gate([case], rows(case.name, [5, 5, 5], wrong=["unbalanced"]))[0]
     assert gate([case], [{"case": case.name, "size": 10, "error": "ValueError: x"}]) == [
         "G9.evict_1 at 10: ValueError: x"

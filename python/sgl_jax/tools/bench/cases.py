@@ -142,6 +142,31 @@ def _insert(kind: str, history: int) -> Prepared:
     return Prepared(fresh, world.verify)
 
 
+def _insert_new(kind: str, tokens: int) -> Prepared:
+    """A prompt nobody has seen: a leaf of all its tokens, cut at the window in one pass."""
+    world = World(kind, 128, full=2 * tokens)
+    sizes = []
+
+    def fresh() -> Operation:
+        from sgl_jax.srt.mem_cache.base_prefix_cache import InsertParams
+
+        world.evict(full=2 * tokens, swa=2 * tokens)
+        params = InsertParams(
+            key=world.key(world.ids(tokens)), value=world.allocator.alloc(tokens, dp_rank=0)
+        )
+
+        def operation() -> object:
+            result = world.cache.insert(params)
+            sizes.append(world.cache.full_evictable_size(0))
+            return result
+
+        return operation
+
+    return Prepared(
+        fresh, lambda: ([] if sizes[-1] == tokens else [f"{sizes[-1]} tokens cached"]) + world.verify()
+    )
+
+
 def _commit(kind: str, history: int) -> Prepared:
     """One 512-token chunk of a request with a committed history."""
     world = World(kind, 128, full=4 * (history + 2048), row=history + 2048)
@@ -266,6 +291,7 @@ CASES: tuple[Case, ...] = (
     Case("G6.match_packed", "tokens", _TOK_Q, _TOK_F, _match(True, None), LINEAR, LINEAR),
     Case("G7.match_fragmented", "tokens", _TOK_Q, _TOK_F, _match(True, 128), LINEAR, LINEAR),
     Case("G8.insert_512", "tokens of history", _TOK_Q, _TOK_F, _insert, LINEAR, LINEAR),
+    Case("G8.insert_new", "tokens", _TOK_Q, _TOK_F, _insert_new, LINEAR, LINEAR, 10),
     Case("G8.commit_512", "tokens of history", _TOK_Q, _TOK_F, _commit, FLAT, LINEAR, 15),
     Case("G9.evict_1", "leaves", _LEAF_Q, _LEAF_F, _evict(1), FLAT, FLAT, 15),
     Case("G9.evict_64", "leaves", _LEAF_Q, _LEAF_F, _evict(64), FLAT, FLAT, 8),

@@ -33,7 +33,8 @@ def gate(cases: Sequence[Case], results: Sequence[Result]) -> list[str]:
         rows = rows_of(case, results)
         if len(rows) < 3:
             continue
-        for field, limit in (("calls", case.calls), ("peak_bytes", case.bytes)):
+        limits = (("calls", case.calls), ("numpy_calls", case.calls), ("peak_bytes", case.bytes))
+        for field, limit in limits:
             got = shape(rows, field)
             if got > limit:
                 numbers = ", ".join(f"{r['size']}: {r[field]:.0f}" for r in rows)

@@ -47,10 +47,16 @@ def resolve_init_params(
 ) -> CacheInitParams:
     """``given`` after comparing it with the cache's ``own`` arguments, or ``own`` when nothing was given.
 
-    Raises ValueError naming every field that differs, and for SWA without a window.
+    Raises ValueError naming every field that differs, for pages finer than the allocator's, and for SWA without a window.
     """
     if own.page_size < 1:
         raise ValueError(f"page_size={own.page_size} must be at least 1")
+    granule = int_attribute(own.token_to_kv_pool_allocator, "page_size", 1)
+    if own.page_size % granule:
+        raise ValueError(
+            f"page_size={own.page_size} is no multiple of the allocator's page_size={granule}: nodes would share pages; "
+            f"give the cache the allocator's page size"
+        )
     params = own if given is None else given
     if given is not None:
         for name in ("req_to_token_pool", "token_to_kv_pool_allocator"):

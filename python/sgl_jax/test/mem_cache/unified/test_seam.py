@@ -27,7 +27,7 @@ from sgl_jax.srt.mem_cache.unified_cache_components import (
     next_component_uuid,
 )
 from sgl_jax.srt.mem_cache.unified_radix_cache import COMPONENT_REGISTRY, UnifiedRadixCache, UnifiedTreeNode
-from sgl_jax.test.mem_cache.unified.desk import FULL, SWA, Desk
+from sgl_jax.test.mem_cache.unified.desk import FULL, SWA, Desk, dual_allocator
 
 
 def params(pool: Any, allocator: Any, **changes: Any) -> CacheInitParams:
@@ -144,6 +144,8 @@ def test_swa_needs_a_window_and_absent_components_are_named() -> None:
         UnifiedRadixCache(MagicMock(), MagicMock(), tree_components=(SWA,))
     with pytest.raises(ValueError, match="page_size=0"):
         UnifiedRadixCache(MagicMock(), MagicMock(), page_size=0)
+    with pytest.raises(ValueError, match=r"page_size=6 is no multiple of the allocator's page_size=4"):
+        UnifiedRadixCache(MagicMock(), dual_allocator(4), page_size=6)
 
 
 def test_capabilities_without_init() -> None:
