@@ -167,6 +167,7 @@ class Control:
     def _flush_now(self, req_id: str) -> None:
         self._idle.audit(require_idle=True)
         ranks = flush_pools(self._idle.memory)
+        self._idle.audit(require_idle=True)  # cold: everything free, no owner, no mapping left
         leaked = any(pool["leaked"] for rank in ranks for pool in rank["pools"].values())
         verdict = "memory leaked" if leaked else "no leak"
         logger.info("Cache flushed: %s", verdict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sgl_jax.srt.managers.io_struct import ControlReq
+from sgl_jax.srt.mem_cache.errors import LedgerViolationError
 from sgl_jax.test.managers.world import make_world, prompt, until
 
 
@@ -52,6 +53,27 @@ def test_flush_resets_every_cache_like_state():
     assert sum(reply.data["ranks"][r]["pools"]["full"]["freed"] for r in range(2)) > 0
     assert memory.rows.available_size() == memory.rows.size
     assert world.scheduler.counters.totals() == before
+
+
+@pytest.mark.parametrize("left", ["mapping", "slot"])
+def test_a_flush_that_leaves_something_behind_is_loud(tmp_path, left):
+    """RFC 6, D66: after a flush every rank is cold again; a mapping entry or a slot that is still taken raises."""
+    world = make_world(page=4, dp=2, crash_dir=str(tmp_path))
+    world.submit("a", prompt(20), 3)
+    world.run()
+    allocator = world.scheduler.memory.allocator
+    clear = allocator.clear
+
+    def incomplete():
+        clear()
+        if left == "mapping":
+            allocator.full_to_swa_index_mapping[1][4] = 4
+        else:
+            allocator.alloc(4, dp_rank=1)
+
+    allocator.clear = incomplete
+    with pytest.raises(LedgerViolationError, match="dp=1"):
+        world.control("flush_cache")
 
 
 def test_a_full_queue_refuses_at_once():

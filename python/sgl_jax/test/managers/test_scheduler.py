@@ -437,6 +437,7 @@ def test_an_idle_violation_writes_a_bundle_and_raises(tmp_path):
         "args.json",
     }
     assert "alloc_extend" in (bundle / "operations.jsonl").read_text()
+    assert (bundle / "tree.txt").read_text().startswith("root, ")
 
 
 def test_an_unmapped_slot_inside_the_window_names_request_and_position():
