@@ -1,4 +1,4 @@
-"""D74: page size x ratio x route x chunking x total: a server starts and serves the longest prompt it accepts, or is refused by name.
+"""Page size x ratio x route x chunking x total: a server starts and serves the longest prompt it accepts, or is refused by name.
 
 Plans, caches, allocators and scheduler are the server's own; the device is numpy with real paged memory (:class:`HashWorker`).
 """
@@ -86,6 +86,7 @@ def serve(args: ServerArgs, config: ModelConfig, plan: PoolPlan, route: str) -> 
 @pytest.mark.parametrize("page", [1, 128, 256])
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_combination_starts_and_serves_or_is_refused_by_name(route, page, chunk, window):
+    """D74, D72: also the total that a refusal recommends starts and serves."""
     config = model(window)
     ratios = (None, 0.05, 1.0) if "disable_hybrid_swa_memory" not in ROUTES[route] else (None,)
     for ratio in ratios:

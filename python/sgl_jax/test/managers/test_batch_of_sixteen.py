@@ -73,6 +73,7 @@ class Client:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_alone_and_in_a_batch_of_16(overlap):
+    """D75: the canary of a reused prefix: cold and warm ids are equal, alone and side by side."""
     known = reference_prompts(WINDOW)
     client = Client(arguments(chunked_prefill_size=128, disable_overlap_schedule=not overlap))
     for item in known:
