@@ -55,7 +55,10 @@ REQUEST: tuple[Mutant, ...] = (
         "self._row(req)[:new], rank)\n",
     ),
     Mutant(
-        "commit_does_not_repoint_the_row", _LIFE, "            self._repoint(row, facts.end, protected)\n", ""
+        "commit_does_not_repoint_the_row",
+        _LIFE,
+        "                self._repoint(row, facts.end, protected)\n",
+        "                pass\n",
     ),
     Mutant(
         "commit_keeps_old_receipt",
@@ -92,8 +95,8 @@ REQUEST: tuple[Mutant, ...] = (
     Mutant(
         "finish_tail_from_aligned_only",
         _LIFE,
-        "        kept = max(len(key), params.prev_prefix_len)\n",
-        "        kept = len(key) + self._cache.page_size\n",
+        "        kept = max(key.length, params.prev_prefix_len)\n",
+        "        kept = key.length + self._cache.page_size\n",
     ),
     Mutant(
         "finish_keeps_the_lock",
@@ -110,14 +113,14 @@ REQUEST: tuple[Mutant, ...] = (
     Mutant(
         "finish_ignores_is_insert",
         _LIFE,
-        "            if is_insert and len(key):\n",
-        "            if len(key):\n",
+        "            if is_insert and key.length:\n",
+        "            if key.length:\n",
     ),
     Mutant(
         "key_not_page_aligned",
         _LIFE,
-        "        return key[: floor_page(len(key), self._cache.page_size)]\n",
-        "        return key\n",
+        "            return build_radix_key(req, floor_page(length, page_size))\n",
+        "            return build_radix_key(req, length)\n",
     ),
     Mutant(
         "mirror_lags_behind",

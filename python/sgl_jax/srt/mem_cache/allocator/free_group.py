@@ -6,8 +6,6 @@ joins an open one, so only the outermost flushes (DECISIONS 8).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -21,14 +19,20 @@ class Groupable(Protocol):
     def free_group_end(self) -> None: ...
 
 
-@contextmanager
-def free_group(allocator: Groupable) -> Iterator[None]:
+class free_group:
     """Defer every physical release in the block to its end; joins an open group. Flushes on exceptions as well."""
-    if not allocator.is_not_in_free_group:
-        yield
-        return
-    allocator.free_group_begin()
-    try:
-        yield
-    finally:
-        allocator.free_group_end()
+
+    __slots__ = ("_allocator", "_outermost")
+
+    def __init__(self, allocator: Groupable) -> None:
+        self._allocator = allocator
+        self._outermost = False
+
+    def __enter__(self) -> None:
+        self._outermost = self._allocator.is_not_in_free_group
+        if self._outermost:
+            self._allocator.free_group_begin()
+
+    def __exit__(self, *_error: object) -> None:
+        if self._outermost:
+            self._allocator.free_group_end()

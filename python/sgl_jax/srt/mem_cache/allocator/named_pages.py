@@ -45,6 +45,8 @@ def named_pages(indices: IntArray, page_size: int, live_tokens: LiveTokens) -> N
     looked up page by page of the indices. Nothing depends on the pool.
     """
     body = indices.size - indices.size % page_size
+    if body == 0 < indices.size:
+        return _lookup(indices, page_size, live_tokens)
     whole = whole_pages(indices[:body], page_size)
     if whole is None:
         return _lookup(indices, page_size, live_tokens)

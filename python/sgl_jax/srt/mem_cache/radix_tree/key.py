@@ -190,15 +190,15 @@ class RadixKey:
         diff = np.frombuffer(mine, np.int32) != np.frombuffer(theirs, np.int32)
         return int(diff.argmax()) * _INT_BYTES // width
 
-    def startswith(self, prefix: RadixKey) -> bool:
-        """True when ``prefix`` (same width, or empty) is a prefix of this key; one memcmp."""
+    def startswith(self, prefix: RadixKey, start: int = 0) -> bool:
+        """True when ``prefix`` (same width, or empty) stands at ``start``, namespaces aside; one memcmp."""
         if prefix.length == 0:
             return True
-        if prefix.length > self.length or prefix._width != self._width:
+        if start + prefix.length > self.length or prefix._width != self._width:
             return False
         if prefix._off == 0 and len(prefix._buf) == prefix.length * prefix._width:
-            return self._buf.startswith(prefix._buf, self._off, self._off + self.length * self._width)
-        return self.match_len(prefix) == prefix.length
+            return self._buf.startswith(prefix._buf, self._off + start * self._width)
+        return self[start:].match_len(prefix) == prefix.length
 
     def __repr__(self) -> str:
         preview = self[:_PREVIEW_IDS].token_ids

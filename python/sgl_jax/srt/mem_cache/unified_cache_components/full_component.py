@@ -68,7 +68,7 @@ class FullComponent(TreeComponent):
     ) -> tuple[int, int]:
         """Free the FULL slots, nothing else. The value stays for the components after this one; the core clears it."""
         value = node.full_data.value
-        if value is None or not target & EvictLayer.DEVICE:
+        if value is None or target is EvictLayer.HOST:
             return 0, 0
         rank = self.rank_of(node)
         self.cache.applier.free_full(value, rank)

@@ -243,7 +243,7 @@ class SWAComponent(TreeComponent):
     ) -> tuple[int, int]:
         """SWA slots → free, mapping cleared, the node becomes a tombstone; FULL and the tree keep theirs."""
         value = node.component_data[SWA].value
-        if value is None or not target & EvictLayer.DEVICE:
+        if value is None or target is EvictLayer.HOST:
             return 0, 0
         rank = self.rank_of(node)
         self.cache.applier.free_swa(node.full_data.value, rank)

@@ -13,7 +13,7 @@ healed. Releasing walks up and unlocks the nodes inside the intervals, in any or
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sgl_jax.srt.mem_cache.base_prefix_cache import DecLockRefParams, IncLockRefResult, Span
 from sgl_jax.srt.mem_cache.errors import LockReceiptError
@@ -28,8 +28,7 @@ from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import Compon
 SWA = ComponentType.SWA
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """One outstanding lock: its boundary id, the intervals it covers and the tombstones it passed."""
 
     uuid: int | None
@@ -45,7 +44,7 @@ def nodes_in_spans(node: UnifiedTreeNode, spans: tuple[Span, ...]) -> Iterator[U
         while distance < high and at.parent is not None:
             if distance >= low:
                 yield at
-            distance += len(at.key)
+            distance += at.key.length
             at = at.parent
 
 
@@ -69,7 +68,7 @@ class WindowLocks:
         uuid: int | None = None
         at = node
         while at.parent is not None:
-            low, distance = distance, distance + len(at.key)
+            low, distance = distance, distance + at.key.length
             data = at.component_data[SWA]
             if data.value is None:
                 skipped.append(at.id)

@@ -229,6 +229,15 @@ class NodeAccounts:
         """A leaf nothing can match any more (rule 8)."""
         return self.is_leaf(node) and not self._can_end_match(node)
 
+    def forget(self, node: UnifiedTreeNode) -> None:
+        """``node`` left the tree."""
+        rank = node.key.dp_rank or 0
+        self._unfiled[rank].pop(node.id, None)
+        self._barren[rank].pop(node.id, None)
+        self._leaves[rank].discard(node)
+        for indexes in self._aux.values():
+            indexes[rank].discard(node)
+
     def refile(self, node: UnifiedTreeNode, ct: int) -> None:
         """The age of ``node`` in ``ct`` changed. Nodes hold this method as their observer."""
         indexes = self._leaves if ct == FULL else self._aux[ct]  # type: ignore[index]  # an IntEnum hashes as its int
@@ -250,5 +259,6 @@ class NodeAccounts:
 
     def barren_nodes(self, rank: int) -> list[UnifiedTreeNode]:
         """Leaves of ``rank`` that only occupy slots."""
-        self._settle(rank)
+        if self._unfiled[rank]:
+            self._settle(rank)
         return list(self._barren[rank].values())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ class SlotApplier:
     def __init__(self, allocator: Any, dual: bool) -> None:
         self._allocator = allocator
         self._dual = dual
-        self._batch: dict[tuple[str, int], list[IntArray]] | None = None
+        self._gathered: tuple[list[IntArray], list[IntArray]] | None = None
 
     def transaction(self) -> AbstractContextManager[None]:
         """A free group around insert, re-pointing and lock exchange; joins one that is open already."""
@@ -36,27 +35,21 @@ class SlotApplier:
             return nullcontext()
         return free_group(self._allocator)
 
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        """One ``free_full`` and one ``free_swa`` per rank for the whole block, in that order, at its end (G9).
+    def gather(self) -> None:
+        """From here to :meth:`release_gathered` ``free_full`` and ``free_swa`` only note what they were given (G9).
 
-        For evictions only: nothing in the block may read the mapping or the free structure of what it gave back.
+        For evictions of one rank: nothing in between may read the mapping or the free structure of what was given back.
         """
-        collected: dict[tuple[str, int], list[IntArray]] = {}
-        self._batch = collected
-        try:
-            yield
-        finally:
-            self._batch = None
-            for (pool, rank), parts in sorted(collected.items()):
-                slots = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                (self.free_full if pool == "full" else self.free_swa)(slots, rank)
+        self._gathered = ([], [])
 
-    def _collect(self, pool: str, slots: IntArray, rank: int) -> bool:
-        if self._batch is None:
-            return False
-        self._batch.setdefault((pool, rank), []).append(slots)
-        return True
+    def release_gathered(self, rank: int) -> None:
+        """One ``free_full`` and one ``free_swa`` for all that was gathered, in that order."""
+        gathered, self._gathered = self._gathered, None
+        if gathered is None:
+            return
+        for parts, free in zip(gathered, (self.free_full, self.free_swa), strict=True):
+            if parts:
+                free(parts[0] if len(parts) == 1 else np.concatenate(parts), rank)
 
     def free(self, slots: IntArray, rank: int) -> None:
         """Both halves of ``slots`` → free (FULL slots whose SWA half is gone: FULL only)."""
@@ -64,18 +57,20 @@ class SlotApplier:
             self._allocator.free(_own(slots), dp_rank=rank)
 
     def free_full(self, slots: IntArray, rank: int) -> None:
-        """FULL half → free; SWA half and mapping stay for the one who frees or adopts them."""
-        if not len(slots) or self._collect("full", slots, rank):
-            return
-        if self._dual:
-            self._allocator.free_full(_own(slots), dp_rank=rank)
+        """FULL half → free; SWA half and mapping stay for the one who frees or adopts them. ``slots`` are a node's own."""
+        if self._gathered is not None:
+            self._gathered[0].append(slots)
+        elif self._dual:
+            self._allocator.free_full(slots, dp_rank=rank)
         else:
-            self._allocator.free(_own(slots), dp_rank=rank)
+            self._allocator.free(slots, dp_rank=rank)
 
     def free_swa(self, full_slots: IntArray, rank: int) -> None:
         """SWA half → free, mapping cleared now; named by FULL slots."""
-        if len(full_slots) and not self._collect("swa", full_slots, rank):
-            self._allocator.free_swa(_own(full_slots), dp_rank=rank)
+        if self._gathered is not None:
+            self._gathered[1].append(full_slots)
+        else:
+            self._allocator.free_swa(full_slots, dp_rank=rank)
 
     def move_mapping(self, source: IntArray, target: IntArray, rank: int) -> None:
         """SWA half of ``source`` → ``target``; FULL half of ``source`` → free."""

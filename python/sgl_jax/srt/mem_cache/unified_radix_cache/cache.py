@@ -6,7 +6,7 @@ the applier (slots change hands). Request transactions live in :mod:`lifecycle`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -123,7 +123,9 @@ class UnifiedRadixCache(BasePrefixCache):
         self._walkers = tuple(c for c in self._components_tuple if c.refreshes_on_walk)
         self._lifecycle = RequestLifecycle(self)
         self.op_log: deque[OpRecord] = deque(maxlen=_OP_LOG_LENGTH)
-        self._ledger_event_totals: dict[int, dict[str, int]] = {}
+        self._ledger_event_totals: defaultdict[int, defaultdict[str, int]] = defaultdict(
+            partial(defaultdict, int)
+        )
         self.reset()
 
     # -- structure -------------------------------------------------------------------------------------------------
@@ -139,7 +141,10 @@ class UnifiedRadixCache(BasePrefixCache):
             component.reset()
 
     def _can_end_match(self, node: UnifiedTreeNode) -> bool:
-        return all(component.can_end_match(node) for component in self._enders)
+        for component in self._enders:  # noqa: SIM110  (asked for every node: no generator)
+            if not component.can_end_match(node):
+                return False
+        return True
 
     def cut_node(self, node: UnifiedTreeNode, cuts: Sequence[int]) -> list[UnifiedTreeNode]:
         """See :meth:`PrefixTree.cut_node`."""
@@ -218,7 +223,7 @@ class UnifiedRadixCache(BasePrefixCache):
         rank = key.dp_rank or 0
         for slots in facts.surrendered:
             self.applier.free(slots, rank)
-        self.op_log.append(OpRecord("insert", rank, rid, len(key), facts.result.prefix_len))
+        self.op_log.append(OpRecord("insert", rank, rid, key.length, facts.result.prefix_len))
         return facts
 
     # -- eviction --------------------------------------------------------------------------------------------------
@@ -234,11 +239,14 @@ class UnifiedRadixCache(BasePrefixCache):
             return EvictResult()
         rank = self._rank_or_raise(params.dp_rank)
         ranked = EvictParams(params.num_tokens, params.swa_num_tokens, rank, params.recurrent_num)
-        with self.applier.batch():
+        self.applier.gather()
+        try:
             for node in self.accounts.barren_nodes(rank):
                 self._evict_device_leaf(node, tracker)
             for component in self._components_tuple:
                 component.drive_eviction(ranked, tracker)
+        finally:
+            self.applier.release_gathered(rank)
         self.op_log.append(OpRecord("evict", rank, "", wanted, tracker[FULL] + tracker[SWA]))
         return EvictResult(tracker[FULL], tracker[SWA], tracker[RECURRENT])
 
@@ -403,8 +411,7 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def note_event(self, rank: int, name: str, count: int) -> None:
         """Add to a cumulative total of the ledger (created on the first event)."""
-        totals = self._ledger_event_totals.setdefault(rank, {})
-        totals[name] = totals.get(name, 0) + count
+        self._ledger_event_totals[rank][name] += count
 
     def _log(self, op: str, rank: int | None, req: Any, asked: int, got: int) -> None:
         self.op_log.append(OpRecord(op, rank or 0, str(getattr(req, "rid", "")), asked, got))

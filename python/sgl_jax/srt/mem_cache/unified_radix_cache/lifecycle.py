@@ -55,10 +55,11 @@ class RequestLifecycle:
 
     def _key(self, req: Any, length: int) -> RadixKey:
         """Page-aligned key of the request's first ``length`` tokens."""
-        key = build_radix_key(req, length)
-        if self._cache.is_eagle:
-            key = to_bigram_key(key)
-        return key[: floor_page(len(key), self._cache.page_size)]
+        page_size = self._cache.page_size
+        if not self._cache.is_eagle:
+            return build_radix_key(req, floor_page(length, page_size))
+        key = to_bigram_key(build_radix_key(req, length))
+        return key[: floor_page(key.length, page_size)]
 
     def _start_node(self, req: Any, key: RadixKey) -> UnifiedTreeNode:
         """Where the insert may begin: the request's locked node when it ends at the protected length, else the root.
@@ -69,10 +70,11 @@ class RequestLifecycle:
         end = int(req.cache_protected_len)
         if node is None or node is cache.root_node or node.parent is None or not cache.tree.owns(node):
             return cache.root_node
-        if not node.full_data.locked or node.end != end or end > len(key):
+        if not node.full_data.locked or node.end != end or end > key.length:
             return cache.root_node
-        spelled = node.key == key[end - len(node.key) : end]
-        return node if spelled else cache.root_node
+        own = node.key
+        spelled = own.extra_key == key.extra_key and own.dp_rank == key.dp_rank
+        return node if spelled and key.startswith(own, end - own.length) else cache.root_node
 
     def unfinished(self, req: Any) -> None:
         """One transaction: insert, re-point the row, exchange the receipt (rule 2, D35)::
@@ -94,11 +96,12 @@ class RequestLifecycle:
             return
         key = self._key(req, cap)
         protected = params.prev_prefix_len
-        params.key, params.value = key, row[: len(key)]
+        params.key, params.value = key, row[: key.length]
         with cache.applier.transaction():
             facts = cache.insert_below(self._start_node(req, key), params, keep_leaf=True, rid=rid_of(req))
             self._free_single(facts.result.prefix_len, params, key)
-            self._repoint(row, facts.end, protected)
+            if facts.result.prefix_len > protected:
+                self._repoint(row, facts.end, protected)
             for component in cache._components_tuple:
                 component.cleanup_after_caching_req(req, False, facts.result, params)
             self._exchange_lock(req, facts.end)
@@ -118,7 +121,10 @@ class RequestLifecycle:
 
     @staticmethod
     def _repoint(row: IntArray, end: UnifiedTreeNode, protected: int) -> None:
-        """Row positions from ``protected`` on show the slots of the tree; walks the new nodes only."""
+        """Row positions from ``protected`` on show the slots of the tree; walks the new nodes only.
+
+        Needed where the tree held part of what was inserted: a new leaf has its slots from this row.
+        """
         at = end
         while at.parent is not None and at.path_len() > protected:
             low = max(at.start, protected)
@@ -155,11 +161,11 @@ class RequestLifecycle:
             return
         params, cap = self._prepare(req, committed, True)
         key = self._key(req, max(cap, 0))
-        kept = max(len(key), params.prev_prefix_len)
+        kept = max(key.length, params.prev_prefix_len)
         with cache.applier.transaction():
             result = None
-            if is_insert and len(key):
-                params.key, params.value = key, row[: len(key)]
+            if is_insert and key.length:
+                params.key, params.value = key, row[: key.length]
                 facts = cache.insert_below(
                     self._start_node(req, key), params, keep_leaf=False, rid=rid_of(req)
                 )

@@ -165,7 +165,7 @@ class PrefixTree:
             )
         del parent.children[slot]
         leaf.parent = None
-        self.accounts.sync(leaf)
+        self.accounts.forget(leaf)
         parent.access_time = max(parent.access_time, leaf.access_time)
         self.accounts.sync(parent)
         return parent  # type: ignore[no-any-return]

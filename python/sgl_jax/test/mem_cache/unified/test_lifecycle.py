@@ -283,9 +283,8 @@ def test_finished_releases_exactly_the_stored_receipt(monkeypatch: pytest.Monkey
 def test_everything_is_one_free_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 2: nothing is allocatable between insert and re-pointing; an open group is joined, only the outermost flushes."""
     desk = Desk(1, 4)
-    desk.insert("abcd")
-    req = desk.request("abcdef")
-    req.cache_protected_len = 0
+    req = desk.request("mn")
+    desk.insert("mn")
     seen = []
     real = desk.cache._lifecycle._repoint
 
@@ -294,7 +293,7 @@ def test_everything_is_one_free_group(monkeypatch: pytest.MonkeyPatch) -> None:
         real(row, end, protected)
 
     monkeypatch.setattr(desk.cache._lifecycle, "_repoint", spy)
-    desk.cache.cache_unfinished_req(desk.request("mn"))
+    desk.cache.cache_unfinished_req(req)
     desk.allocator.free_group_begin()
     free = desk.available()
     desk.cache.cache_finished_req(desk.request("xy"), is_insert=False)
