@@ -14,7 +14,13 @@ from sgl_jax.srt.server_args.cli import build_parser
 
 
 def check_model_path(args: ServerArgs) -> None:
-    """The checkpoint folder is there. Raises ServerArgsError naming folder, file and remedy."""
+    """The checkpoint folder is there, and its configuration can be served. No JAX, so that a mistake is told at once.
+
+    Raises:
+        ServerArgsError: naming folder, file and remedy. ModelConfigError: naming file, key and value, or --context-length.
+    """
+    from sgl_jax.srt.configs.model_config import ModelConfig
+
     folder = Path(args.model_path)
     if not folder.is_dir():
         raise ServerArgsError(
@@ -24,6 +30,7 @@ def check_model_path(args: ServerArgs) -> None:
         raise ServerArgsError(
             "--model-path", folder, "holds no config.json", "Give the folder of an HF checkpoint"
         )
+    ModelConfig.from_path(folder, {"context_length": args.context_length})
 
 
 def configure_logging(level: str) -> None:

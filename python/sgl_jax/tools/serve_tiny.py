@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
+from sgl_jax.srt.server_args import ServerArgs
 
 TINY_NAME = "gemma4-tiny"
 TINY_FLAGS = ("--family", "gemma4", "--window", "32", "--layers", "6", "--seed", "0")
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments_text(args), flush=True
         )  # the pool plan follows in the log, from the process that holds the device
         return serve(args, on_ready=lambda ready: print(try_it(ready), flush=True))
-    except ServerArgsError as error:
+    except ValueError as error:  # flags and checkpoints: all name flag or file, value and remedy
         print(f"serve: error: {error}", file=sys.stderr)
         return 2
 

@@ -128,13 +128,39 @@ async def continue_generation(request: Request) -> Response:
     return json_response({"success": reply.ok, **reply.data}, 200 if reply.ok else 400)
 
 
+def _count(name: str, text: str, limit: str = "0 or more", below: float = math.inf) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) >= below:
+        raise RequestError(f"{name} is {text!r}, must be an integer, {limit}", param=name)
+    return int(text)
+
+
+def _slot_question(request: Request, dp_size: int) -> dict[str, Any]:
+    """``?slot=&pool=&rank=``: who owns a slot. Empty when nothing is asked; 400 for anything else."""
+    given = request.query_params
+    for name in given:
+        if name not in ("slot", "pool", "rank"):
+            raise RequestError(f"{name} is unknown; known: slot, pool, rank", param=name)
+        if "slot" not in given:
+            raise RequestError(f"{name} goes with slot: ?slot=N&pool=full&rank=0", param=name)
+    if not given:
+        return {}
+    pool = given.get("pool", "full")
+    if pool not in ("full", "swa"):
+        raise RequestError(f"pool is {pool!r}, must be one of full, swa", param="pool")
+    rank = _count("rank", given.get("rank", "0"), f"at most {dp_size - 1}", dp_size)
+    return {"slot": _count("slot", given["slot"]), "pool": pool, "rank": rank}
+
+
 @router.get("/get_cache_ledger")
 async def get_cache_ledger(request: Request) -> Response:
-    """Internal, not a public API: its form may change at any time. Read-only; rank and route come from the scheduler."""
+    """Internal, not a public API: its form may change at any time. Read-only; rank and route come from the scheduler.
+
+    ``?slot=N&pool=full|swa&rank=R`` adds who owns that slot.
+    """
     manager = _manager(request)
     if not manager.args.enable_cache_report:
         raise RequestError("the cache ledger is off; start with --enable-cache-report", 403)
-    reply = await manager.get_cache_ledger()
+    reply = await manager.get_cache_ledger(_slot_question(request, manager.args.dp_size))
     failed = int(reply.data.get("status") or 500)
     body: dict[str, Any] = {"internal": True, **reply.data}
     return json_response(body, 200 if reply.ok else failed)

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from sgl_jax.srt.entrypoints.app import create_app
-from sgl_jax.srt.entrypoints.launcher import Launcher, ServerFailed
+from sgl_jax.srt.entrypoints.launcher import Launcher, ServerFailed, StartRefused
 from sgl_jax.srt.entrypoints.scheduler_child import SchedulerTarget, real_scheduler
 from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
 
@@ -51,7 +51,8 @@ def bind(args: ServerArgs) -> socket.socket:
 def launch(
     args: ServerArgs, target: SchedulerTarget = real_scheduler, on_ready: OnReady | None = None
 ) -> int:
-    """Serves until SIGTERM or SIGINT (exit code 0) or until the scheduler fails (exit code 1, its traceback in the log)."""
+    """Serves until SIGTERM or SIGINT (exit code 0) or until the scheduler fails (exit code 1, its traceback in the log; a user's
+    mistake that only the scheduler can find: its message alone)."""
     sock = bind(args)
     try:
         return asyncio.run(_serve(args, sock, target, on_ready))
@@ -96,7 +97,8 @@ async def _serve(
             task.cancel()
     await asyncio.gather(*tasks.values(), return_exceptions=True)
     if failed is not None:
-        logger.critical("server failed: %s", failed)
+        what = "cannot start" if isinstance(failed, (StartRefused, ServerArgsError)) else "server failed"
+        logger.critical("%s: %s", what, failed)
         return 1
     logger.info("shut down")
     return code
@@ -119,7 +121,7 @@ async def _until_end(tasks: dict[str, asyncio.Task[Any]]) -> BaseException | Non
             return None
         for task in done:
             error = task.exception()
-            if isinstance(error, ServerFailed):
+            if isinstance(error, ServerFailed) and not isinstance(error, StartRefused):
                 return RuntimeError(str(error).strip().splitlines()[-1])
             if error is not None:
                 return error

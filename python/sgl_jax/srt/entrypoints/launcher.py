@@ -29,6 +29,10 @@ class ServerFailed(RuntimeError):
     """The scheduler ended or got stuck. The message is its traceback, or what is known."""
 
 
+class StartRefused(ServerFailed):
+    """The scheduler cannot start with these flags or this checkpoint. The message, maybe of several lines, is for the user."""
+
+
 class Launcher:
     """Owns the channel, the manager and the scheduler process.
 
@@ -80,7 +84,7 @@ class Launcher:
                     f"{self._args.watchdog_timeout:g}): the loop is stuck"
                 )
             if self.manager.fatal is not None:
-                raise ServerFailed(self.manager.fatal)
+                raise (StartRefused if self.manager.fatal_is_mistake else ServerFailed)(self.manager.fatal)
 
     def _exit_code(self) -> int | None:
         return self.process.exitcode if self.process is not None else None
@@ -112,7 +116,8 @@ class Launcher:
             else:  # still loading, or dead: there is nobody to ask
                 if self.process.is_alive() and self.manager.fatal is None:
                     self.process.kill()
-                code = await asyncio.to_thread(stop_scheduler, self.process, 1.0)
+                patience = 10.0 if self.manager.fatal_is_mistake else 1.0  # after a mistake it ends by itself
+                code = await asyncio.to_thread(stop_scheduler, self.process, patience)
                 code = 1 if self.manager.fatal is not None else 0
             self.process = None
         if self._receiver is not None:

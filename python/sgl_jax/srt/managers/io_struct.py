@@ -143,10 +143,14 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     info: dict[str, Any]
 
 
-class Fatal(msgspec.Struct, tag=True, kw_only=True):
-    """The scheduler died: the traceback, for the log. The front end exits non-zero."""
+class Fatal(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
+    """The scheduler died: the traceback, for the log. The front end exits non-zero.
+
+    ``mistake``: a flag or a checkpoint that it cannot start with; ``traceback`` is then the whole message, and no traceback.
+    """
 
     traceback: str
+    mistake: bool = False
 
 
 ToScheduler = GenerateReq | AbortReq | ControlReq | ShutdownReq

@@ -1,7 +1,8 @@
 """The scheduler's process: messages in over ZeroMQ, steps, messages out, a heartbeat about once a second.
 
 The front end binds both sockets; this side connects. The process ends by returning (after a ``ShutdownReq`` and the drain), or
-by raising: then the traceback has been sent as ``Fatal`` first, so that the server never hangs in silence.
+by raising: then the traceback has been sent as ``Fatal`` first, so that the server never hangs in silence. A user's mistake that
+only shows while the scheduler is built (weights, pools, devices) is sent as its message alone, and ends the process with code 1.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def _default_builder(args: ServerArgs, send: Callable[[ToFrontEnd], None]) -> Sc
 def run_scheduler_process(
     server_args: ServerArgs, recv_addr: str, send_addr: str, build: Builder = _default_builder
 ) -> None:
-    """Build the scheduler, send ``Ready``, then loop until shut down and drained. Raises what the scheduler raises."""
+    """Build the scheduler, send ``Ready``, then loop until shut down and drained.
+
+    Raises what the scheduler raises; SystemExit(1) after a user's mistake, which was sent.
+    """
     logging.basicConfig(
         level=server_args.log_level.upper(),
         format="[%(asctime)s] %(levelname)s %(name)s: %(message)s",
@@ -50,7 +54,7 @@ def run_scheduler_process(
     inbox.connect(recv_addr)
     outbox.connect(send_addr)
     try:
-        scheduler = build(server_args, lambda message: outbox.send(encode(message)))
+        scheduler = _build(build, server_args, outbox)
         gc.collect()
         gc.freeze()  # weights, tables and modules are never garbage: full collections need not look at them
         outbox.send(encode(scheduler.ready()))
@@ -62,6 +66,34 @@ def run_scheduler_process(
         inbox.close(0)
         outbox.close()
         context.term()
+
+
+def is_users_mistake(error: Exception) -> bool:
+    """Whether ``error``, raised while a scheduler is built, is a flag or a checkpoint that cannot be used, and says so itself.
+
+    Those are our named ValueErrors (flags, configuration, devices, pool sizes), ValueErrors that name a flag, and bad weights.
+    Anything else is a bug, whose traceback matters.
+    """
+    from sgl_jax.srt.models.safetensors_file import WeightLoadError
+
+    if isinstance(error, WeightLoadError):
+        return True
+    if not isinstance(error, ValueError) or isinstance(error, AssertionError):
+        return False
+    return (
+        type(error) is not ValueError and type(error).__module__.startswith("sgl_jax.") or "--" in str(error)
+    )
+
+
+def _build(build: Builder, args: ServerArgs, outbox: Socket[bytes]) -> Scheduler:
+    try:
+        return build(args, lambda message: outbox.send(encode(message)))
+    except Exception as error:
+        if not is_users_mistake(error):
+            raise
+        logger.debug("start refused", exc_info=True)
+        outbox.send(encode(Fatal(traceback=str(error), mistake=True)))
+        raise SystemExit(1) from None
 
 
 def _loop(scheduler: Scheduler, inbox: Socket[bytes], outbox: Socket[bytes]) -> None:

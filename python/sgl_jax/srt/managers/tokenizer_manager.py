@@ -57,6 +57,7 @@ class TokenizerManager:
         self.limits: Limits | None = None
         self.scheduler_ready = asyncio.Event()
         self.fatal: str | None = None
+        self.fatal_is_mistake = False
         self.draining = False
         self._channel = channel
         self._states: dict[str, RequestState] = {}
@@ -93,7 +94,7 @@ class TokenizerManager:
             self.metrics.set_capacities(message.info, self.args.page_size)
             self.scheduler_ready.set()
         else:
-            self.scheduler_died(message.traceback)
+            self.scheduler_died(message.traceback, message.mistake)
 
     def _take_output(self, out: TokenOut, now: float) -> None:
         state = self._states.get(out.rid)
@@ -271,8 +272,9 @@ class TokenizerManager:
         finally:
             self._flushing = False
 
-    async def get_cache_ledger(self) -> Reply:
-        return await self.control("ledger")
+    async def get_cache_ledger(self, question: dict[str, Any] | None = None) -> Reply:
+        """Snapshot of every rank; ``question``: slot, pool and rank whose owner is asked for."""
+        return await self.control("ledger", question)
 
     async def _ask(
         self, message: io_struct.AbortReq | io_struct.ControlReq, timeout: float = _CONTROL_TIMEOUT
@@ -300,12 +302,16 @@ class TokenizerManager:
         alive = self.fatal is None and beating
         return Liveness(alive, age, self._heartbeat.loop_count, self._heartbeat.busy)
 
-    def scheduler_died(self, reason: str) -> None:
-        """Every open request and control call gets an error; nothing hangs. Idempotent; the first reason is kept."""
+    def scheduler_died(self, reason: str, mistake: bool = False) -> None:
+        """Every open request and control call gets an error; nothing hangs. Idempotent; the first reason is kept.
+
+        ``mistake``: the scheduler cannot start with the user's flags or checkpoint, and ``reason`` is the message for them.
+        """
         if self.fatal is not None:
             return
-        self.fatal = reason
-        logger.critical("the scheduler died: %s", reason.strip().splitlines()[-1])
+        self.fatal, self.fatal_is_mistake = reason, mistake
+        if not mistake:  # whoever serves says it, once
+            logger.critical("the scheduler died: %s", reason.strip().splitlines()[-1])
         error = RequestError("the scheduler has died; the server is shutting down", 500)
         for state in self._states.values():
             state.fail(error)

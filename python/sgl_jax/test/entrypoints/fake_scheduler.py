@@ -192,6 +192,8 @@ class FakeScheduler:
             }
         elif message.kind == "ledger":
             data = {"route": "Fake", "ranks": [{"dp_rank": 0, "full_capacity": 1000}]}
+            if message.args:
+                data["slot"] = {"asked": message.args, "description": "free"}
         self.send(Reply(req_id=message.req_id, ok=True, data=data))
 
     def try_flush(self) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
+import shutil
 import socket
 import time
+from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from sgl_jax.launch_server import main
 from sgl_jax.srt.entrypoints.http_server import bind
 from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
-from sgl_jax.test.entrypoints.running import FAKE, GEMMA4, RunningServer, running
+from sgl_jax.test.entrypoints.running import FAKE, GEMMA4, REAL, RunningServer, running
 from sgl_jax.test.entrypoints.test_operations import wait_until
+from sgl_jax.tools import serve_tiny
 
 
 def test_key_drain_and_exit_0():
@@ -88,11 +94,51 @@ def test_a_taken_port_is_refused_before_anything_starts():
     ],
 )
 def test_bad_starts_exit_2_with_the_remedy(model, flags, said, capsys, monkeypatch):
-    from sgl_jax.launch_server import main
-
     monkeypatch.delenv("SGLANG_JAX_ENABLE_UNIFIED_RADIX_TREE", raising=False)
     assert main(["--model-path", model, *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of the checkpoint, to be spoilt."""
+    return Path(shutil.copytree(GEMMA4, tmp_path / "model"))
+
+
+def spoil(model: Path, **keys) -> Path:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    return path
+
+
+def test_a_bad_configuration_exits_2_at_once(model, capsys):
+    """Read before any process starts; one line names file, key and value, or the flag."""
+    path = spoil(model, architectures=["OtherForCausalLM"])
+    assert main(["--model-path", str(model)]) == 2
+    assert f"{path}: `architectures` is ['OtherForCausalLM']" in capsys.readouterr().err
+    path.write_text('{"architectures":')
+    assert main(["--model-path", str(model)]) == 2
+    assert f"{path} cannot be read as JSON" in capsys.readouterr().err
+    assert serve_tiny.main(["--model", str(model)]) == 2
+    assert f"serve: error: {path} cannot be read as JSON" in capsys.readouterr().err
+    assert main(["--model-path", str(GEMMA4), "--context-length", "10m"]) == 2
+    assert "--context-length 10000000 is outside 1..4096" in capsys.readouterr().err
+
+
+def test_weights_that_do_not_fit_exit_1_with_the_whole_list(model):
+    """The scheduler finds it; the log has its message once, complete, and no traceback."""
+    weights = model / "model.safetensors"
+    tensors = load_file(weights)
+    lost = sorted(tensors)[:3]
+    save_file({name: value for name, value in tensors.items() if name not in lost}, weights)
+    server = RunningServer(REAL, "--max-total-tokens", "512", "--disable-precompile", model=model)
+    try:
+        assert server.process.wait(150) == 1
+        log = server.log()
+        assert "cannot start: " in log and "Traceback" not in log
+        assert [log.count(name) for name in lost] == [1, 1, 1]
+    finally:
+        server.kill()
 
 
 def test_sigterm_while_starting_exits_0():

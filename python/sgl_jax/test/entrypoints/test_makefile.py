@@ -44,7 +44,7 @@ def test_ending_make_serve_leaves_no_server(tmp_path):
         pid, parent, cache, *words = started.read_text().split()
         assert int(parent) == make.pid
         assert cache == str(tmp_path / ".cache")
-        assert words == "-m sgl_jax.tools.serve_tiny -- --page-size 128".split()
+        assert words == ["-m", "sgl_jax.tools.serve_tiny", "--", "--page-size", "128"]
         make.send_signal(signal.SIGTERM)
         make.wait(60)
         assert gone(int(pid))

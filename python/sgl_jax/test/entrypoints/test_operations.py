@@ -168,6 +168,31 @@ def test_ledger(server):
     }
 
 
+def test_ledger_answers_who_owns_a_slot(server):
+    ask = server.client.get("/get_cache_ledger?slot=17&pool=swa&rank=0").json()
+    assert ask["slot"] == {"asked": {"slot": 17, "pool": "swa", "rank": 0}, "description": "free"}
+    assert server.client.get("/get_cache_ledger?slot=3").json()["slot"]["asked"]["pool"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("slot=x", "slot is 'x', must be an integer, 0 or more"),
+        ("slot=-1", "slot is '-1'"),
+        ("slot=1.5", "slot is '1.5'"),
+        ("slot=", "slot is ''"),
+        ("slot=1&pool=both", "pool is 'both', must be one of full, swa"),
+        ("slot=1&rank=1", "rank is '1', must be an integer, at most 0"),
+        ("slot=1&rank=", "rank is ''"),
+        ("pool=swa", "pool goes with slot"),
+        ("dp_rank=0", "dp_rank is unknown; known: slot, pool, rank"),
+    ],
+)
+def test_a_bad_question_about_a_slot_is_400(server, query, says):
+    answer = server.client.get(f"/get_cache_ledger?{query}")
+    assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True)
+
+
 def counter(server, name):
     text = server.client.get("/metrics").text
     return float(re.search(rf'^sglang:{name}{{dp_rank="0",model_name="tiny"}} (\S+)$', text, flags=re.M)[1])

@@ -9,7 +9,10 @@ from zmq.constants import SocketOption, SocketType
 from zmq.sugar.context import Context
 
 from sgl_jax.srt.managers import io_struct
-from sgl_jax.srt.managers.scheduler_process import run_scheduler_process
+from sgl_jax.srt.managers.scheduler_process import is_users_mistake, run_scheduler_process
+from sgl_jax.srt.mem_cache.memory_pool.kv_cache import PoolSizeError
+from sgl_jax.srt.mem_cache.sizing import PoolConfigError
+from sgl_jax.srt.models.safetensors_file import WeightLoadError
 from sgl_jax.srt.server_args import ServerArgs
 from sgl_jax.test.managers.world import World, make_world
 
@@ -133,6 +136,33 @@ def test_a_crash_sends_its_traceback_and_raises(parent, where):
     assert "Traceback" in fatal.traceback and text in fatal.traceback
     thread.join(20)
     assert text in str(parent.error)
+
+
+MISTAKES = [
+    PoolConfigError("--max-total-tokens", 8, "at least 96 are needed", "Raise it"),
+    WeightLoadError("model.safetensors lacks 2 tensors:\n  a.weight\n  b.weight"),
+    ValueError("--precompile-bs-paddings [0]: values must lie in 1..8"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda error: type(error).__name__)
+def test_a_users_mistake_sends_its_whole_message_and_no_traceback(parent, mistake):
+    def build(args, send):
+        raise mistake
+
+    thread = parent.start(build)
+    fatal, _ = parent.receive_until(io_struct.Fatal)
+    thread.join(20)
+    assert fatal == io_struct.Fatal(traceback=str(mistake), mistake=True)
+    assert isinstance(parent.error, SystemExit) and parent.error.code == 1
+    assert not list(drain(parent))
+
+
+@pytest.mark.parametrize(
+    "bug", [ValueError("cannot reshape array"), PoolSizeError("layer 0"), KeyError("--page-size")], ids=repr
+)
+def test_a_bug_is_no_mistake_of_the_user(bug):
+    assert not is_users_mistake(bug)
 
 
 def test_heartbeats_go_on_while_idle(parent):
