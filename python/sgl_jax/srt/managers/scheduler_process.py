@@ -80,8 +80,8 @@ def is_users_mistake(error: Exception) -> bool:
         return True
     if not isinstance(error, ValueError) or isinstance(error, AssertionError):
         return False
-    return (
-        type(error) is not ValueError and type(error).__module__.startswith("sgl_jax.") or "--" in str(error)
+    return (type(error) is not ValueError and type(error).__module__.startswith("sgl_jax.")) or "--" in str(
+        error
     )
 
 

@@ -52,6 +52,13 @@ class Counters:
         else:
             self.readmitted_cached_tokens[rank] += cached
 
+    def hit_rates(self) -> list[float]:
+        """Per rank, the cached share of all prompt tokens so far; 0 before the first."""
+        return [
+            cached / prompt if prompt else 0.0
+            for cached, prompt in zip(self.cached_tokens, self.prompt_tokens)
+        ]
+
     def totals(self) -> dict[str, list[int]]:
         """By Prometheus name, without the ``sglang:`` prefix."""
         return {
@@ -148,13 +155,15 @@ class Stats:
             return
         gauges = [self.rank_gauges(rank) for rank in range(self._roster.dp_size)]
         logger.info(
-            "Prefill batch. #new-seq: %s, #new-token: %s, #cached-token: %s, %s, #running-req: %s, #queue-req: %s,",
+            "Prefill batch. #new-seq: %s, #new-token: %s, #cached-token: %s, %s, #running-req: %s, #queue-req: %s, "
+            "cache hit rate: %s",
             _joined(new_seqs),
             _joined(new_tokens),
             _joined(cached),
             self._usage(gauges, with_tokens=False),
             _joined([g["num_running_reqs"] for g in gauges]),
             _joined([g["num_queue_reqs"] for g in gauges]),
+            _joined([f"{100 * rate:.2f}%" for rate in self.counters.hit_rates()]),
         )
 
     def decode_step_done(self, now: float) -> None:

@@ -476,7 +476,7 @@ def test_log_lines(caplog):
     lines = [record.message for record in caplog.records]
     assert lines[0] == (
         "Prefill batch. #new-seq: 1, #new-token: 6, #cached-token: 0, full token usage: 0.09, swa token usage: 0.12, "
-        "#running-req: 1, #queue-req: 0,"
+        "#running-req: 1, #queue-req: 0, cache hit rate: 0.00%"
     )
     assert lines[1].startswith(
         "Decode batch. #running-req: 1, #full token: 46, full token usage: 0.72, #swa token: "
@@ -485,13 +485,17 @@ def test_log_lines(caplog):
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="sgl_jax.srt.managers.stats"):
         world = make_world(cache="plain", dp=2)
-        world.submit("a", prompt(6), 60, dp_rank=1)
+        world.submit("a", prompt(6), 30, dp_rank=1)
         world.run()
+        world.submit("b", prompt(6), 30, dp_rank=1)  # finds all but its last token
+        world.run()
+    assert "#cached-token: [0, 5], " in caplog.text
+    assert "#queue-req: [0, 0], cache hit rate: [0.00%, 41.67%]" in caplog.text
     assert (
         "#new-seq: [0, 1], #new-token: [0, 6], #cached-token: [0, 0], token usage: [0.00, 0.09]"
         in caplog.text
     )
-    assert "#token: [0, 46], token usage: [0.00, 0.72]" in caplog.text
+    assert "#token: [0, 17], token usage: [0.00, 0.27]" in caplog.text
 
 
 def test_ready_tells_the_limits():
