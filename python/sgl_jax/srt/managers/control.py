@@ -7,7 +7,7 @@ that step; everything else takes effect at once (D30, D36).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from sgl_jax.srt.managers.finish import abort_reason
 from sgl_jax.srt.managers.flush import flush_pools
 from sgl_jax.srt.managers.idle import IdleMonitor
 from sgl_jax.srt.managers.io_struct import AbortReq, ControlReq, FinishReason, Reply
+from sgl_jax.srt.managers.ledger_view import SlotQuestionError
 from sgl_jax.srt.managers.lifecycle import Lifecycle
 from sgl_jax.srt.managers.overlap import Pipeline
 from sgl_jax.srt.managers.request import Req, WaitReason
@@ -33,7 +34,7 @@ class _PendingFlush:
 
 
 class Control:
-    """Handles control messages. ``views`` answer the read-only kinds by name; ``reply`` sends an answer."""
+    """Handles control messages. ``views`` answer the read-only kinds by name, from the call's arguments; ``reply`` sends an answer."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Control:
         self._clock = clock
         self._flush: _PendingFlush | None = None
         self.paused = False
-        self.views: dict[str, Callable[[], dict[str, Any]]] = {}
+        self.views: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
 
     # -------------------------------------------------------------------------------------------------------------- abort
     def abort(self, message: AbortReq) -> None:
@@ -97,9 +98,11 @@ class Control:
             self._answer(message.req_id, True, {"paused": self.paused})
         elif kind in self.views:
             try:
-                data = self.views[kind]()
+                data = self.views[kind](args)
             except NotImplementedError as error:
                 self._answer(message.req_id, False, {"message": str(error), "status": 501})
+            except SlotQuestionError as error:
+                self._answer(message.req_id, False, {"message": str(error), "status": 400})
             else:
                 self._answer(message.req_id, True, data)
         else:

@@ -146,10 +146,7 @@ class IdleMonitor:
             for rank in range(self._roster.dp_size):
                 live = self._roster.live_requests(rank)
                 snapshots.append(memory.cache.cache_ledger_snapshot(rank, live))
-        try:
-            tree = str(memory.cache.pretty_print())
-        except NotImplementedError as error:
-            tree = str(error)
+        tree = memory.cache.describe()
         return write_crash_bundle(
             self._crash_dir, snapshots, tree, list(memory.operations), self._resolved_args
         )

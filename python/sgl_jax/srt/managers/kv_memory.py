@@ -20,6 +20,7 @@ from sgl_jax.srt.managers.request import EMPTY_SLOTS, Req
 from sgl_jax.srt.mem_cache.allocator.free_group import free_group
 from sgl_jax.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sgl_jax.srt.mem_cache.common import evict_from_tree_cache, release_kv_cache
+from sgl_jax.srt.mem_cache.errors import LockReceiptError
 from sgl_jax.srt.mem_cache.page import floor_page, new_pages
 
 Int32 = npt.NDArray[np.int32]
@@ -32,7 +33,7 @@ class KVMemory:
     """The cache, its allocator and the request rows.
 
     ``hybrid``: the model has a window pool of its own. Slot arrays are int32 and rank-local. ``operations`` keeps the last
-    thousand calls that moved slots, for the crash bundle.
+    thousand operations for the crash bundle: the cache's own log where it keeps one, with the calls from here in their order.
     """
 
     def __init__(self, cache: Any, allocator: Any, rows: Any, page_size: int, dp_size: int) -> None:
@@ -42,7 +43,8 @@ class KVMemory:
         self.page_size = page_size
         self.dp_size = dp_size
         self.hybrid: bool = cache.supports_swa()
-        self.operations: deque[tuple[Any, ...]] = deque(maxlen=OPERATIONS_KEPT)
+        log: deque[tuple[Any, ...]] | None = getattr(cache, "op_log", None)
+        self.operations = deque(maxlen=OPERATIONS_KEPT) if log is None else log
 
     def match_length(self, req: Req, rank: int) -> int:
         """Tokens of the request's prompt that a rank's cache holds. Takes no lock."""
@@ -152,11 +154,16 @@ class KVMemory:
 
     # ------------------------------------------------------------------------------------------------------------ release
     def release(self, req: Req, *, insert: bool) -> None:
-        """The one release path: rows, slots of both pools and the lock receipt. Idempotent."""
+        """The one release path: rows, slots of both pools and the lock receipt. Idempotent.
+
+        Raises LockReceiptError when the cache left the receipt on the request: the lock would never be released.
+        """
         self.operations.append(
             ("release", req.rid, req.dp_rank, insert, req.kv_committed_len, req.kv_allocated_len)
         )
         release_kv_cache(req, self.cache, is_insert=insert, allow_overallocated=True)
+        if req.cache_lock_params is not None:
+            raise LockReceiptError(f"request {req.rid} was released but still carries its lock receipt")
 
     @contextmanager
     def free_group(self) -> Iterator[None]:

@@ -121,15 +121,10 @@ class Req:
 
     # ------------------------------------------------------------------------------------------------ cache-facing state
     def reset_for_retract(self) -> None:
-        """Forget everything that belongs to the row. Tokens, counters of the client's view and the rank stay.
+        """Forget everything that belongs to the row, the lock receipt and its mirror too: release the request first.
 
-        Raises RuntimeError when a lock receipt would be lost: release the request first.
+        Tokens, counters of the client's view and the rank stay.
         """
-        if (
-            getattr(self, "cache_lock_params", None) is not None
-            and getattr(self, "req_pool_idx", None) is not None
-        ):
-            raise RuntimeError(f"request {self.rid} is reset while it still holds its row and lock receipt")
         self.req_pool_idx: int | None = None
         self.prefix_indices: Int32 = EMPTY_SLOTS
         self.last_node: Any = None

@@ -33,9 +33,8 @@ from sgl_jax.srt.managers.io_struct import (
     ToScheduler,
 )
 from sgl_jax.srt.managers.kv_memory import KVMemory
-from sgl_jax.srt.managers.ledger_view import ledger_snapshots, ledger_view
+from sgl_jax.srt.managers.ledger_view import SlotQuestion, ledger_view
 from sgl_jax.srt.managers.lifecycle import Lifecycle
-from sgl_jax.srt.managers.memory_checks import check_memory
 from sgl_jax.srt.managers.output_processing import OutputProcessor
 from sgl_jax.srt.managers.overlap import Pipeline
 from sgl_jax.srt.managers.policy import SchedulePolicy
@@ -43,10 +42,9 @@ from sgl_jax.srt.managers.prefill import PrefillScheduler
 from sgl_jax.srt.managers.request import Req, WaitReason
 from sgl_jax.srt.managers.retract import Retractor
 from sgl_jax.srt.managers.roster import Roster
+from sgl_jax.srt.managers.scheduler_names import SchedulerNames
 from sgl_jax.srt.managers.stats import Counters, Stats
 from sgl_jax.srt.managers.token_ratio import NewTokenRatio
-from sgl_jax.srt.mem_cache.errors import LedgerViolationError
-from sgl_jax.srt.mem_cache.ledger import validate_swa_cache_ledger
 from sgl_jax.srt.mem_cache.sizing import CapRules
 from sgl_jax.srt.model_executor.forward_inputs import Worker
 
@@ -64,13 +62,11 @@ class SchedulerOptions:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Scheduler:
+class Scheduler(SchedulerNames):
     """Owns the managers and their order. ``send`` takes every message to the front end.
 
     In-process use: :meth:`handle` messages, then :meth:`step` or :meth:`run_until_idle`.
     """
-
-    dp_size: int = 1
 
     def __init__(
         self,
@@ -87,6 +83,7 @@ class Scheduler:
         self.req_to_token_pool, self.dp_size = memory.rows, config.dp_size
         rules = cap_rules(config, memory)
         self.roster = Roster(config.dp_size, min(config.max_running, worker.max_batch))
+        self.chunked_reqs = self.roster.chunked
         self.counters = Counters(config.dp_size)
         self.stats = Stats(self.counters, self.roster, memory, decode_log_interval=config.decode_log_interval)
         self.lifecycle = Lifecycle(self.roster, memory, self.counters)
@@ -148,7 +145,9 @@ class Scheduler:
             self.roster, self.lifecycle, self.pipeline, self.idle, self.drain, self._send, options.clock
         )
         self.control.views.update(
-            internal_state=self.internal_state, load=self.load_view, ledger=self.ledger_view
+            internal_state=lambda _: self.internal_state(),
+            load=lambda _: self.load_view(),
+            ledger=lambda args: self.ledger_view(SlotQuestion.of(args, self.dp_size)),
         )
         self.intake = Intake(
             self.config,
@@ -287,57 +286,6 @@ class Scheduler:
         self._cached_in_step[rank] += cached
         self.counters.admitted(rank, len(req.origin_input_ids), cached, first=first)
 
-    # ------------------------------------------------------------------------------ the names of sglang-jax (CONTRACT 11)
-    def is_fully_idle(self) -> bool:
-        return self.idle.is_fully_idle()
-
-    def check_memory(self) -> None:
-        """Counter bounds per pool and rank, and no row held. Raises ValueError."""
-        check_memory(self.tree_cache, self.token_to_kv_pool_allocator, self.req_to_token_pool, self.dp_size)
-
-    def check_tree_cache(self) -> None:
-        """The cache's own invariants. Raises LedgerViolationError listing all that are broken."""
-        found = self.tree_cache.check()
-        if found:
-            raise LedgerViolationError(found, "prefix cache")
-
-    def on_idle(self) -> None:
-        """The checks of the busy -> idle edge; nothing unless fully idle."""
-        if self.is_fully_idle():
-            self.idle.on_idle()
-
-    def _can_flush_cache(self) -> tuple[bool, str]:
-        reasons = self.idle.pending()
-        return not reasons, "; ".join(reasons)
-
-    def flush_cache(self) -> tuple[bool, str, int]:
-        """(flushed, message, available tokens over the ranks). Busy: ``(False, reasons, 0)`` and nothing is changed.
-
-        Tree, then rows, then allocator; over a window pool the ledger is validated before and after.
-        """
-        possible, why = self._can_flush_cache()
-        if not possible:
-            return False, f"cache not flushed: {why}", 0
-        swa = self.tree_cache.supports_swa() is True
-        if swa:
-            self._snapshot_swa_cache_ledger(require_idle=True)
-        self.tree_cache.reset()
-        self.req_to_token_pool.clear()
-        self.token_to_kv_pool_allocator.clear()
-        if swa:
-            self._snapshot_swa_cache_ledger(require_idle=True)
-        free = sum(
-            int(self.token_to_kv_pool_allocator.available_size(dp_rank=r)) for r in range(self.dp_size)
-        )
-        return True, "cache flushed", free
-
-    def _snapshot_swa_cache_ledger(self, require_idle: bool) -> list[dict[str, int]]:
-        """One ledger per rank, validated. Raises RuntimeError (shared rid, mutation) or ValueError (violation)."""
-        snapshots = ledger_snapshots(self.roster, self.memory)
-        for snapshot in snapshots:
-            validate_swa_cache_ledger(snapshot, require_idle=require_idle)
-        return snapshots
-
     # -------------------------------------------------------------------------------------------------------------- views
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(
@@ -384,8 +332,9 @@ class Scheduler:
             ranks.append({"dp_rank": rank, **{name: gauges[name] for name in names}})
         return {"ranks": ranks}
 
-    def ledger_view(self) -> dict[str, Any]:
-        return ledger_view(self.roster, self.memory, self.config.route, self.idle.is_fully_idle())
+    def ledger_view(self, asked: SlotQuestion | None = None) -> dict[str, Any]:
+        idle = self.idle.is_fully_idle()
+        return ledger_view(self.roster, self.memory, self.config.route, idle, asked)
 
 
 def cap_rules(config: SchedulerConfig, memory: KVMemory) -> CapRules:

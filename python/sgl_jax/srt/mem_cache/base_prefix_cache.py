@@ -195,6 +195,10 @@ class BasePrefixCache(ABC):
     def total_size(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not report a total size")
 
+    def describe(self) -> str:
+        """The tree as text, one node a line, for crash bundles and people; read-only."""
+        return f"{type(self).__name__} keeps no tree"
+
     def pretty_print(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no tree to print")
 

@@ -53,12 +53,13 @@ class ChunkCache(BasePrefixCache):
         return MatchResult(np.empty((0,), np.int32), None, None)
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, **kwargs: Any) -> None:
-        """``[0, committed)`` and the rest of its last page → free."""
+        """``[0, committed)`` and the rest of its last page → free; a receipt, which holds nothing here, is cleared."""
         committed = req.pop_committed_kv_cache()
         end = committed_tail_end(req, committed, self.page_size)
         if end:
             slots = np.array(self._row(req)[:end], np.int32)
             self.token_to_kv_pool_allocator.free(slots, dp_rank=own_rank(req))
+        store_receipt(req, None)
 
     def cache_unfinished_req(self, req: Any, **kwargs: Any) -> None:
         """The next chunk continues on a copy of the row."""
@@ -134,12 +135,11 @@ class SWAChunkCache(ChunkCache):
         store_receipt(req, self.inc_lock_ref(node))
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, **kwargs: Any) -> None:
-        """As the base; releases and clears the receipt."""
-        super().cache_finished_req(req, is_insert, **kwargs)
+        """As the base; releases the receipt first."""
         receipt = getattr(req, "cache_lock_params", None)
         if receipt is not None:
             self.dec_lock_ref(getattr(req, "last_node", None), receipt)
-        store_receipt(req, None)
+        super().cache_finished_req(req, is_insert, **kwargs)
 
     def cache_ledger_snapshot(self, dp_rank: int, live_reqs: Iterable[Any]) -> dict[str, int]:
         """The ownership ledger of one rank (RFC-0035 section 6); read-only."""

@@ -179,11 +179,13 @@ class RadixCache(BasePrefixCache):
         self.max_seq_len, self.dtype = max_seq_len, dtype
         self.enable_kv_cache_events = enable_kv_cache_events
         self.is_eagle = is_eagle
+        self._ledger_event_totals: dict[int, dict[str, int]] = {}
         self.get_child_key_fn: Callable[[RadixKey], Any] = lambda key: packed_child_key(key, page_size)
         self.reset()
 
     # -------------------------------------------------------------------------------------------------------- state
     def reset(self) -> None:
+        """Forget the tree without freeing slots; event totals are cumulative and stay."""
         self.root_node = TreeNode()
         self.root_node.value = _EMPTY
         self.root_node.lock_ref = 1
@@ -325,6 +327,7 @@ class RadixCache(BasePrefixCache):
         protected = self._protected(req)
         if self.disable:
             self._free(row, req)
+            self._clear_receipt(req)
             return
         key = self._key(build_radix_key(req, committed))
         stored = max(len(key), protected)
@@ -416,6 +419,8 @@ class RadixCache(BasePrefixCache):
             self._remove_leaf(leaf, rank)
         if victims:
             self.token_to_kv_pool_allocator.free(np.concatenate(victims), dp_rank=rank)
+            totals = self._ledger_event_totals.setdefault(rank, {})
+            totals["full_evicted_total"] = totals.get("full_evicted_total", 0) + freed
         return EvictResult(num_tokens_evicted=freed)
 
     def _remove_leaf(self, leaf: TreeNode, rank: int) -> None:
@@ -456,7 +461,13 @@ class RadixCache(BasePrefixCache):
         return found
 
     def pretty_print(self) -> str:
-        """Print and return the tree, one node a line: depth, key preview, tokens, locks."""
+        """Print and return the tree."""
+        text = self.describe()
+        print(text)
+        return text
+
+    def describe(self) -> str:
+        """The tree as text, one node a line: depth, key preview, tokens, locks."""
         lines: list[str] = []
         stack = [(child, 0) for child in self.root_node.children.values()]
         while stack:
@@ -465,6 +476,4 @@ class RadixCache(BasePrefixCache):
                 f"{'  ' * depth}#{node.id} {node.key!r} tokens={len(node.value)} lock={node.lock_ref}"
             )
             stack.extend((child, depth + 1) for child in node.children.values())
-        text = "\n".join([*lines, f"total tokens: {self.total_size()}"])
-        print(text)
-        return text
+        return "\n".join([*lines, f"total tokens: {self.total_size()}"])

@@ -8,11 +8,13 @@ import pytest
 from sgl_jax.srt.managers.io_struct import SamplingParams
 from sgl_jax.srt.managers.request import Req
 from sgl_jax.srt.mem_cache.base_prefix_cache import DecLockRefParams
+from sgl_jax.srt.mem_cache.errors import LockReceiptError
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
+from sgl_jax.test.managers.world import make_world, prompt
 
 
-def make(prompt=(5, 6, 7, 8), **extra):
-    return Req("r", "", list(prompt), SamplingParams(), **extra)
+def make(tokens=(5, 6, 7, 8), **extra):
+    return Req("r", "", list(tokens), SamplingParams(), **extra)
 
 
 def test_tokens_cross_the_prompt_end():
@@ -74,8 +76,27 @@ def test_reset_for_retract_works_on_a_bare_object():
     assert bare.kv_committed_len == 0 and bare.cache_lock_params is None
 
 
-def test_a_receipt_is_never_dropped_with_the_row_still_held():
+def test_reset_clears_a_receipt_also_while_the_row_is_held():
     req = make()
-    req.req_pool_idx, req.cache_lock_params = 0, DecLockRefParams()
-    with pytest.raises(RuntimeError, match="lock receipt"):
-        req.reset_for_retract()
+    req.req_pool_idx, req.swa_uuid_for_lock, req.cache_lock_params = 0, 7, DecLockRefParams(7)
+    req.reset_for_retract()
+    assert (req.req_pool_idx, req.swa_uuid_for_lock, req.cache_lock_params) == (None, None, None)
+
+
+@pytest.mark.parametrize("cache", ["unified", "legacy", "chunk", "plain", "plain_radix", "plain_chunk"])
+def test_a_release_that_leaves_the_receipt_is_refused(cache):
+    """Rule 3: every cache clears the receipt with the lock; one that forgot it would hold the lock for ever."""
+    world = make_world(cache=cache, page=4)
+    world.submit("a", prompt(9), 4)
+    world.step(2)
+    held = world.req("a").cache_lock_params
+    assert held is not None
+    finish = world.scheduler.memory.cache.cache_finished_req
+
+    def forget(req, is_insert=True):
+        finish(req, is_insert=is_insert)
+        req.cache_lock_params = held
+
+    world.scheduler.memory.cache.cache_finished_req = forget
+    with pytest.raises(LockReceiptError, match="request a was released but still carries its lock receipt"):
+        world.run()
