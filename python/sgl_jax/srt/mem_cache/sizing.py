@@ -218,10 +218,14 @@ class PoolPlan:
 
     @property
     def largest_request(self) -> int:
-        """Prompt plus output tokens of the largest request an empty rank admits, at most the context length (D44)."""
+        """Prompt plus output tokens of the largest request an empty rank serves, at most the context length (D44).
+
+        Alone, a prompt in chunks takes whatever the window pool holds, page by page if need be: the FULL pool is its limit. A whole prompt
+        must fit the window pool at once.
+        """
         rules = self.demand.rules
         longest = min(self.full_tokens - rules.margin, self.demand.context_len)
-        if self.demand.hybrid and swa_request_cap(longest, 0, rules) > self.swa_tokens:
+        if self.demand.hybrid and rules.chunk_size is None:
             longest = min(longest, self.swa_tokens - rules.margin)
         return longest
 

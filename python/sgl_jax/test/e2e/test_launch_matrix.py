@@ -59,6 +59,7 @@ def serve(args: ServerArgs, config: ModelConfig, plan: PoolPlan, route: str) -> 
     assert info["cache_route"]["impl"] == route
     longest = info["max_req_input_len"]
     assert longest == min(CONTEXT - 1, plan.full_tokens - plan.page_size - 1)
+    assert plan.largest_request == longest + 1 or args.chunked_prefill_size == -1
     prompts = {f"short {n}": [3 + n] * 5 for n in range(3)} | {"long": [7 + i % 300 for i in range(longest)]}
     for phase in (list(prompts)[:3], ["long"], ["long"]):
         outputs: dict[str, list[int]] = {rid: [] for rid in phase}

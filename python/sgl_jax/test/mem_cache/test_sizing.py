@@ -254,19 +254,23 @@ def test_memory_too_small_names_the_memory_flag():
     [
         (4096, 1.0, 512, 4094),  # FULL pool less the margin
         (100_000, 0.5, 512, 1024),  # context
-        (1000, 0.1, 512, 98),  # one chunk of 512 does not fit 100 SWA tokens: whatever fits as a whole
+        (1000, 0.1, 512, 998),  # a chunk of 512 does not fit 100 SWA tokens: it goes through in smaller ones
         (1000, 0.1, 16, 998),
+        (1000, 0.1, None, 98),  # a whole prompt must fit the window pool
     ],
 )
 def test_the_largest_request_is_admissible_and_one_more_is_not(total, ratio, chunk, largest):
-    """D44: entry and admission use one formula."""
+    """D44: entry and admission use one formula; alone on its rank a prompt is cut to the chunks that the window pool takes."""
     context = 1024 if total == 100_000 else 100_000
     d = PoolDemand(8, 8, 1, context, CapRules(2, 6, chunk))
     plan = plan_pools(d, ratio=ratio, max_total_tokens=total)
     assert plan.largest_request == largest
+    room = chunk_within(plan.swa_tokens, d.rules)
+    assert room >= 2
+    rules = d.rules if chunk is None else dataclasses.replace(d.rules, chunk_size=min(chunk, room))
 
     def fits(length: int) -> bool:
-        full, swa = full_request_cap(length, 0, d.rules), swa_request_cap(length, 0, d.rules)
+        full, swa = full_request_cap(length, 0, rules), swa_request_cap(length, 0, rules)
         return length <= context and full <= plan.full_tokens and swa <= plan.swa_tokens
 
     assert fits(largest) and not fits(largest + 1)

@@ -129,7 +129,7 @@ def test_plan_text():
         "  FULL     1.0 MiB / 1.0 KiB per token -> 1,024 tokens per rank (64 pages + 1 for padding)",
         "  SWA      1.6 MiB / 2.0 KiB per token -> 816 tokens per rank (51 pages + 1 for padding)",
         "  window 32: a decoding request holds at most 96 SWA tokens",
-        "  largest request 800 tokens (context length 4,096); 1.3 of them at once per rank",
+        "  largest request 1,008 tokens (context length 4,096); 1.0 of them at once per rank",
         "  - FULL tokens from --max-total-tokens 1024",
         "  - SWA/FULL ratio 0.8 by default",
         "  - bounded by 8.00 GiB of free host memory",
