@@ -33,11 +33,21 @@ _RESOLVED_LATE = {
 
 
 def _arguments(manager: TokenizerManager) -> dict[str, Any]:
-    """Arguments with provenance; values that only model and device could give are filled in with their source."""
+    """Arguments with provenance; values that only model and device could give are filled in with their source.
+
+    Where something else runs than the value says (``dtype`` auto; a chunk larger than a pool), ``effective`` is what runs. A
+    memory share that nobody gave has the plan's own sentence as its note.
+    """
     shown = manager.args.describe()
     for name, (key, source, note) in _RESOLVED_LATE.items():
         if shown[name]["value"] is None and manager.info.get(key) is not None:
             shown[name] = {"value": manager.info[key], "source": source, "note": note}
+    for name, value in (manager.info.get("effective") or {}).items():
+        if shown[name]["value"] != value:
+            shown[name]["effective"] = value
+    plan, share = manager.info.get("plan"), shown["mem_fraction_static"]
+    if share["value"] is None and plan:
+        share |= {"source": "derived", "note": plan[-1]}
     return shown
 
 

@@ -138,11 +138,16 @@ def build_scheduler(
     check = getattr(worker, "check_allocator", None)
     if check is not None:
         check(memory.allocator)
+    rules = plan.demand.rules
+    effective = {
+        "dtype": model_config.dtype,
+        "chunked_prefill_size": min(rules.chunk_size or worker.max_extend_tokens, worker.max_extend_tokens),
+    }
     options = SchedulerOptions(
         load_tokenizer=None if server_args.skip_tokenizer_init else lambda: load_tokenizer(server_args),
         crash_dir=os.environ.get(CRASH_DIR_ENV, "crash-bundles"),
         resolved_args=server_args.describe(),
-        info={"cache_route": route.to_dict(), "plan": list(plan.sources)},
+        info={"cache_route": route.to_dict(), "plan": list(plan.sources), "effective": effective},
     )
-    config = scheduler_config(server_args, model_config, plan.demand.rules, seats, route)
+    config = scheduler_config(server_args, model_config, rules, seats, route)
     return Scheduler(config, memory, worker, send, options)

@@ -172,6 +172,7 @@ def test_server_info_names_route_and_sources(server):
     assert info["cache_route"]["impl"] == "UnifiedRadixCache(FULL,SWA)"
     assert info["cache_route"]["predicate"]["new_route"] is True
     assert info["arguments"]["page_size"] == {"value": 16, "source": "user", "note": "--page-size"}
+    assert info["arguments"]["dtype"]["effective"] == "float32"
     assert info["capacities"] == [{"dp_rank": 0, "full": 768, "swa": 608}]
     assert (
         "Tree cache initialized: impl=UnifiedRadixCache(FULL,SWA) hybrid_swa=True route=unified_swa"

@@ -68,6 +68,8 @@ class FakeScheduler:
             "max_req_input_len": CONTEXT - 1,
             "vocab_size": VOCAB,
             "route": {"impl": "Fake", "hybrid_swa": True},
+            "plan": ["FULL tokens from a fake", "bounded by nothing"],
+            "effective": {"dtype": "float32", "chunked_prefill_size": 4096},
         }
         self.send(Ready(info=info))
         while not self.stop or self.running or self.waiting:

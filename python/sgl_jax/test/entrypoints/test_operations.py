@@ -56,6 +56,15 @@ def test_model_and_server_info(server):
         "note": "--max-queued-requests",
     }
     assert state["arguments"]["page_size"]["source"] == "default"
+    assert state["arguments"]["dtype"] == {
+        "value": "auto",
+        "source": "default",
+        "note": "",
+        "effective": "float32",
+    }
+    assert "effective" not in state["arguments"]["chunked_prefill_size"]
+    share = {"value": None, "source": "derived", "note": "bounded by nothing"}
+    assert state["arguments"]["mem_fraction_static"] == share
     assert (state["max_total_num_tokens"], state["tp_size"], state["status"]) == (1000, 1, "ready")
     assert state["route"] == {"impl": "Fake", "hybrid_swa": True}
     assert state["internal_states"][0]["running"] == 0
