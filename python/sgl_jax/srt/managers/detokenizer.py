@@ -45,16 +45,20 @@ class IncrementalDetokenizer:
     def finish(self, last_ids: Sequence[int], matched: int | str | None) -> str:
         """The last tokens and whatever was held, cut before a matched stop string.
 
-        The stop string was completed by ``last_ids``: it is in no text that ``push`` gave. A matched stop token is no text:
-        leave it out.
+        The stop string was completed by the last token (one that was complete earlier, before ``min_new_tokens``, is text). A
+        matched stop token is no text: leave it out.
         """
-        self._ids.extend(last_ids)
+        self._ids.extend(last_ids[:-1])
+        self._held += self._decode_certain()
+        known = len(self._held)
+        self._ids.extend(last_ids[-1:])
         self._held += self._decode_certain()
         before = self._decode(self._prefix, self._read)
         self._held += self._decode(self._prefix, len(self._ids))[len(before) :]
         end = len(self._held)
         if isinstance(matched, str) and matched:
-            at = self._held.find(matched)
+            newest = self._held.find(matched, max(0, known - len(matched) + 1))
+            at = newest if newest >= 0 else self._held.find(matched)
             end = at if at >= 0 else end
         piece = self._release(end)
         self._held = ""

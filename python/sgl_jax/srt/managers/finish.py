@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 #: Tokens decoded besides those a stop string can span: special tokens, and one for a stripped leading space.
 _TAIL_MARGIN = 8
+_HALF_A_CHARACTER = "\ufffd"
 
 
 class Tokenizer(Protocol):
@@ -56,20 +57,25 @@ class StopStrings:
         return self._tokenizer is not None or self._load is not None
 
     def find(self, req: Req) -> FinishReason | None:
-        """The first stop string (in the request's order) that the output now contains.
+        """The first stop string (in the request's order) that the newest token completes.
 
-        A string of b bytes spans at most b tokens, so decoding ``b + margin`` tokens of the tail is enough.
+        A string of b bytes spans at most b tokens, so decoding ``b + margin`` tokens of the tail is enough. Strings that were
+        complete before ``min_new_tokens`` do not count.
         """
         sampling = req.sampling_params
         if not sampling.stop or len(req.output_ids) < sampling.min_new_tokens:
             return None
         longest = max(len(text.encode()) for text in sampling.stop)
         tail = req.output_ids[-(longest + _TAIL_MARGIN) :]
-        text = self._get().decode(tail, skip_special_tokens=sampling.skip_special_tokens)
-        for stop in sampling.stop:
-            if stop and stop in text:
-                return FinishReason(type="stop", matched=stop)
-        return None
+        text = self._decode(tail, sampling.skip_special_tokens)
+        found = [stop for stop in sampling.stop if stop and stop in text]
+        if found and sampling.min_new_tokens:
+            known = len(self._decode(tail[:-1], sampling.skip_special_tokens).rstrip(_HALF_A_CHARACTER))
+            found = [stop for stop in found if text.rfind(stop) + len(stop) > known]
+        return FinishReason(type="stop", matched=found[0]) if found else None
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return self._get().decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _get(self) -> Tokenizer:
         if self._tokenizer is None:

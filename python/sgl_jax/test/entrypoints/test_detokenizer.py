@@ -59,6 +59,12 @@ def test_text_after_the_stop_string_in_the_same_token_is_cut():
     assert "".join(run(list(b"one END two"), stops=["END"], matched="END", size=100)) == "one "
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_stop_string_before_the_minimum_is_text(size):
+    """The scheduler did not heed the first STOP (min_new_tokens); the text is the same streamed and whole."""
+    assert "".join(run(list(b"a STOP b STOP"), stops=["STOP"], matched="STOP", size=size)) == "a STOP b "
+
+
 def test_held_text_comes_out_when_the_end_has_another_reason():
     assert "".join(run(list(b"ab ST"), stops=["STOP"])) == "ab ST"
 

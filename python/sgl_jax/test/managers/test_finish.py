@@ -60,6 +60,21 @@ def test_stop_strings(text, stop, want):
     assert (None if reason is None else reason.matched) == want
 
 
+@pytest.mark.parametrize(
+    ("text", "minimum", "want"),
+    [
+        ("axby", 2, None),  # complete before the minimum: no stop, neither at the minimum ...
+        ("axbyc", 4, None),  # ... nor later
+        ("axbyax", 4, "ax"),  # again, with the newest token
+        ("abax", 4, "ax"),  # completed by the token that reaches the minimum
+        ("xxx", 3, "xx"),  # overlapping the earlier one
+    ],
+)
+def test_stop_strings_before_the_minimum_do_not_count(text, minimum, want):
+    reason = StopStrings(Letters).find(make(ids(text), stop=["ax", "xx"], min_new_tokens=minimum))
+    assert (None if reason is None else reason.matched) == want
+
+
 def test_special_tokens_do_not_break_a_stop_string():
     req = make([*ids("ab"), 0, 0, *ids("c")], stop=["bc"])
     assert StopStrings(Letters).find(req).matched == "bc"
