@@ -28,7 +28,8 @@ from sgl_jax.srt.mem_cache.errors import Violation
 from sgl_jax.srt.mem_cache.unified_cache_components.receipts import (
     committed_tail_end,
     own_rank,
-    require_own_rank,
+    reclaim_rank,
+    require_rank,
     store_receipt,
 )
 from sgl_jax.srt.mem_cache.window import reclaim_boundary
@@ -93,6 +94,7 @@ class SWAChunkCache(ChunkCache):
     """``ChunkCache`` over a dual-pool allocator; owns the reclaim of request tails (RFC-0035 section 5)."""
 
     reclaim_schedule: ClassVar[ReclaimSchedule | None] = ReclaimSchedule(0, 0, True)
+    dp_size = 1
 
     def __init__(
         self,
@@ -106,23 +108,25 @@ class SWAChunkCache(ChunkCache):
         if sliding_window_size is None or sliding_window_size <= 0:
             raise ValueError(f"sliding_window_size={sliding_window_size}: a positive window is needed")
         self.sliding_window_size = sliding_window_size
+        ranks = getattr(token_to_kv_pool_allocator, "dp_size", 1)
+        self.dp_size = ranks if isinstance(ranks, int) else 1
 
     def supports_swa(self) -> bool:
         return True
 
-    def evict_req_swa(self, req: Any, pre_len: int, dp_rank: int = 0) -> None:
+    def evict_req_swa(self, req: Any, pre_len: int, dp_rank: int | None = None) -> None:
         """Free SWA of ``[cursor, floor_page(pre_len - W - P))``; nothing is tree-owned, so protected length 0.
 
-        Raises ValueError when ``dp_rank`` is not the request's.
+        Raises ValueError when ``dp_rank`` is omitted with several ranks or is not the request's.
         """
         if req.req_pool_idx is None:
             return
-        require_own_rank(req, dp_rank)
+        rank = reclaim_rank(req, dp_rank, self.dp_size)
         evicted = int(req.swa_evicted_seqlen)
         old, new = reclaim_boundary(evicted, 0, pre_len, self.sliding_window_size, self.page_size)
         if new > old:
             slots = np.array(self._row(req)[old:new], np.int32)
-            self.token_to_kv_pool_allocator.free_swa(slots, dp_rank=dp_rank)
+            self.token_to_kv_pool_allocator.free_swa(slots, dp_rank=rank)
         req.swa_evicted_seqlen = max(evicted, new)
 
     def cache_unfinished_req(self, req: Any, **kwargs: Any) -> None:
@@ -135,7 +139,8 @@ class SWAChunkCache(ChunkCache):
         store_receipt(req, self.inc_lock_ref(node))
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, **kwargs: Any) -> None:
-        """As the base; releases the receipt first."""
+        """As the base; releases the receipt first. Raises ValueError for a request without rank on several ranks."""
+        require_rank(req, self.dp_size)
         receipt = getattr(req, "cache_lock_params", None)
         if receipt is not None:
             self.dec_lock_ref(getattr(req, "last_node", None), receipt)

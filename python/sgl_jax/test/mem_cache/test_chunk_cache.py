@@ -123,8 +123,14 @@ def test_reclaim_is_page_safe_and_per_rank(page: int, dp: int) -> None:
     assert available(cache, dp - 1) == (24, 28)
     if dp == 2:
         assert available(cache, 0) == (32, 32)
-        with pytest.raises(ValueError, match="dp_rank=0 for a request of dp_rank=1"):
+        with pytest.raises(ValueError, match="evict_req_swa without dp_rank on 2"):
             cache.evict_req_swa(req, 8 * page)
+        with pytest.raises(ValueError, match="dp_rank=0 for a request of dp_rank=1"):
+            cache.evict_req_swa(req, 8 * page, 0)
+        req.dp_rank = None
+        with pytest.raises(ValueError, match="has no dp_rank on 2"):
+            release_kv_cache(req, cache)
+        assert available(cache, 0) == (32, 32) and available(cache, 1) == (24, 28)
 
 
 def test_reclaim_without_a_row_does_nothing() -> None:

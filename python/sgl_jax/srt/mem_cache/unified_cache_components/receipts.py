@@ -35,10 +35,29 @@ def own_rank(req: Any) -> int:
     return 0 if rank is None else int(rank)
 
 
-def require_own_rank(req: Any, dp_rank: int) -> None:
-    """Raises ValueError when ``dp_rank`` is not the rank the request carries: the other rank's window would leak."""
+def require_rank(req: Any, ranks: int) -> None:
+    """Raises ValueError when there are several ranks and the request carries none: its slots would go to rank 0's pools."""
+    if ranks > 1 and getattr(req, "dp_rank", None) is None:
+        raise ValueError(
+            f"request {rid_of(req)} has no dp_rank on {ranks} data-parallel ranks: slots are rank-local, set "
+            f"req.dp_rank=0..{ranks - 1}"
+        )
+
+
+def reclaim_rank(req: Any, dp_rank: int | None, ranks: int) -> int:
+    """The rank of an ``evict_req_swa`` call; omitted, it is 0 where there is one rank.
+
+    Raises ValueError when it is omitted above that, or is not the request's: the other rank's window would leak.
+    """
+    if dp_rank is None:
+        if ranks > 1:
+            raise ValueError(
+                f"evict_req_swa without dp_rank on {ranks} data-parallel ranks: pass req.dp_rank"
+            )
+        dp_rank = 0
     own = getattr(req, "dp_rank", None)
     if isinstance(own, int) and own != dp_rank:
         raise ValueError(
             f"evict_req_swa on dp_rank={dp_rank} for a request of dp_rank={own}: pass dp_rank={own}"
         )
+    return dp_rank

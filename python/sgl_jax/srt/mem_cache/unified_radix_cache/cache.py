@@ -33,7 +33,7 @@ from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
 from sgl_jax.srt.mem_cache.radix_tree.request_key import to_bigram_key
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import ComponentType, LRURefreshPhase
 from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
-from sgl_jax.srt.mem_cache.unified_cache_components.receipts import require_own_rank
+from sgl_jax.srt.mem_cache.unified_cache_components.receipts import reclaim_rank
 from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import Tracker, TreeComponent
 from sgl_jax.srt.mem_cache.unified_radix_cache.accounts import CandidateView, NodeAccounts
 from sgl_jax.srt.mem_cache.unified_radix_cache.applier import SlotApplier
@@ -330,15 +330,15 @@ class UnifiedRadixCache(BasePrefixCache):
         """Insert the computed part, re-point the row, exchange the receipt. See :meth:`RequestLifecycle.unfinished`."""
         self._lifecycle.unfinished(req)
 
-    def evict_req_swa(self, req: Any, pre_len: int, dp_rank: int = 0) -> None:
+    def evict_req_swa(self, req: Any, pre_len: int, dp_rank: int | None = None) -> None:
         """Free the request's own out-of-window SWA slots (RFC-0035 section 5); no-op without SWA.
 
-        Raises ValueError when ``dp_rank`` is not the request's: the other rank's window would leak.
+        Raises ValueError when ``dp_rank`` is omitted with several ranks or is not the request's.
         """
         if not self.has_swa or self.sliding_window_size is None:
             return
-        require_own_rank(req, dp_rank)
-        self._lifecycle.reclaim(req, pre_len, dp_rank, self.sliding_window_size)
+        rank = reclaim_rank(req, dp_rank, self.dp_size)
+        self._lifecycle.reclaim(req, pre_len, rank, self.sliding_window_size)
 
     # -- capabilities and sizes ------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 from sgl_jax.srt.mem_cache.unified_cache_components.receipts import (
     committed_tail_end,
     own_rank,
+    require_rank,
     rid_of,
     store_receipt,
 )
@@ -36,7 +37,10 @@ IntArray = npt.NDArray[np.int32]
 
 
 class RequestLifecycle:
-    """Transactions of one unified cache. Every path releases or replaces the request's receipt (rule 3)."""
+    """Transactions of one unified cache. Every path releases or replaces the request's receipt (rule 3).
+
+    With SWA and several ranks each raises ValueError for a request without ``dp_rank``, before anything changes (fault 7).
+    """
 
     def __init__(self, cache: UnifiedRadixCache) -> None:
         self._cache = cache
@@ -44,6 +48,10 @@ class RequestLifecycle:
     def _row(self, req: Any) -> IntArray:
         row: IntArray = self._cache.req_to_token_pool.req_to_token[req.req_pool_idx]
         return row
+
+    def _require_rank(self, req: Any) -> None:
+        if self._cache.has_swa:
+            require_rank(req, self._cache.dp_size)
 
     def _prepare(self, req: Any, length: int, is_finished: bool) -> tuple[InsertParams, int]:
         """Insert parameters filled by the components, and how many tokens they allow."""
@@ -84,6 +92,7 @@ class RequestLifecycle:
         [a, ..)  stays the request's; prefix_indices shows the whole row
         """
         cache = self._cache
+        self._require_rank(req)
         length = len(req.fill_ids)
         row = self._row(req)
         if cache.disable:
@@ -149,6 +158,7 @@ class RequestLifecycle:
         [a, end)   unaligned tail → free, with the rest of its page
         """
         cache = self._cache
+        self._require_rank(req)
         committed = req.pop_committed_kv_cache()
         row = self._row(req)
         rank = own_rank(req)

@@ -152,7 +152,7 @@ def test_ranks_are_evicted_apart() -> None:
     assert desk.evict(full=64, swa=64) == (4, 4)
     desk.rank = 0
     assert (desk.sums(), desk.available()) == ((4, 0, 4, 0), (60, 60))
-    with pytest.raises(ValueError, match="dp_rank. is None on 2"):
+    with pytest.raises(ValueError, match=r"dp_rank. is None on 2"):
         desk.cache.evict(EvictParams(num_tokens=1))
 
 
@@ -171,6 +171,7 @@ def test_event_totals_are_counted_per_rank() -> None:
             "full_evicted_total": 8,
         }
     }
+    assert desk.cache._event_token_totals == {1: {"tombstone_created_total": 4, "tombstone_healed_total": 4}}
     desk.cache.reset()
     snapshot = desk.cache.cache_ledger_snapshot(1, [])
     assert (snapshot["swa_evicted_total"], snapshot["tombstone_healed_total"]) == (12, 1)

@@ -194,16 +194,40 @@ def test_reclaim_never_touches_the_tree() -> None:
 
 
 def test_reclaim_refuses_a_foreign_rank_and_an_odd_boundary() -> None:
-    """Fault 7: an omitted rank (0) for a request of rank 1 is an error, not a leak of the other window."""
+    """Fault 7: an omitted or foreign rank for a request of rank 1 is an error, not a leak of the other window."""
     desk = Desk(4, 4, dp=2)
     req = desk.request("abcdefgh")
-    with pytest.raises(ValueError, match="dp_rank=0 for a request of dp_rank=1"):
+    with pytest.raises(ValueError, match="evict_req_swa without dp_rank on 2"):
         desk.cache.evict_req_swa(req, 32)
+    with pytest.raises(ValueError, match="dp_rank=0 for a request of dp_rank=1"):
+        desk.cache.evict_req_swa(req, 32, 0)
     req.last_node = SimpleNamespace(path_len=lambda: 3)
     with pytest.raises(TreeInvariantError, match="protected length 3"):
         desk.cache.evict_req_swa(req, 32, 1)
     req.req_pool_idx = None
     assert desk.cache.evict_req_swa(req, 32, 1) is None
+
+
+@pytest.mark.parametrize("is_insert", [True, False])
+def test_a_request_without_rank_is_refused_before_anything_changes(is_insert: bool) -> None:
+    """Fault 7: its slots 4..11 are rank 1's; rank 0 owns equal ids and keeps them."""
+    desk = Desk(4, 4, dp=2)
+    desk.rank = 0
+    desk.insert("xy")
+    desk.rank = 1
+    req = desk.request("ab")
+    assert desk.row(req)[:8].tolist() == list(range(4, 12))
+    req.dp_rank = None
+    with pytest.raises(ValueError, match="request r has no dp_rank on 2"):
+        desk.cache.cache_unfinished_req(req)
+    with pytest.raises(ValueError, match="request r has no dp_rank on 2"):
+        release_kv_cache(req, desk.cache, is_insert=is_insert)
+    assert desk.picture() == [] and desk.available() == (62, 62)
+    req.dp_rank = 1
+    release_kv_cache(req, desk.cache, is_insert=is_insert)
+    desk.rank = 0
+    assert desk.picture() == ["/x S", "x/y S"] and desk.available() == (62, 62)
+    desk.sound()
 
 
 @geometry
