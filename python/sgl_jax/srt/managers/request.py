@@ -134,6 +134,7 @@ class Req:
         self.extend_input_len = 0
         self.cache_protected_len = 0
         self.last_matched_prefix_len = 0
+        self.full_hit_length = 0
         self.kv_committed_len = 0
         self.kv_allocated_len = 0
         self.kv_committed_freed = False
@@ -213,6 +214,7 @@ class Req:
             self.last_node = result.last_device_node
             self.last_host_node = result.last_host_node
             self.host_hit_length = result.host_hit_length
+            self.full_hit_length = result.full_hit_length
             self.last_matched_prefix_len = len(result.device_indices)
         self.extend_input_len = len(self.fill_ids) - len(self.prefix_indices)
 

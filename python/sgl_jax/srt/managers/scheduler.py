@@ -284,7 +284,8 @@ class Scheduler(SchedulerNames):
             req.admitted_at = self._clock()
             req.cached_tokens = cached
         self._cached_in_step[rank] += cached
-        self.counters.admitted(rank, len(req.origin_input_ids), cached, first=first)
+        short = max(0, req.full_hit_length - cached)
+        self.counters.admitted(rank, len(req.origin_input_ids), cached, short, first=first)
 
     # -------------------------------------------------------------------------------------------------------------- views
     def heartbeat(self) -> Heartbeat:

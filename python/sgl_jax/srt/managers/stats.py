@@ -15,9 +15,23 @@ import numpy as np
 
 from sgl_jax.srt.managers.kv_memory import KVMemory
 from sgl_jax.srt.managers.roster import Roster
-from sgl_jax.srt.mem_cache.ledger.snapshot import event_totals
+from sgl_jax.srt.mem_cache.ledger.snapshot import event_token_totals, event_totals
 
 logger = logging.getLogger(__name__)
+
+#: Metric -> ledger event, for models with a window pool. Evictions count tokens, tombstones count nodes ...
+_HYBRID_EVENTS = {
+    "full_evicted_total": "full_evicted_total",
+    "swa_evicted_total": "swa_evicted_total",
+    "swa_evicted_tokens_total": "swa_evicted_total",
+    "tombstone_created_total": "tombstone_created_total",
+    "tombstone_healed_total": "tombstone_healed_total",
+}
+#: ... and these the tokens of those nodes.
+_HYBRID_TOKENS = {
+    "tombstoned_tokens_total": "tombstone_created_total",
+    "healed_tokens_total": "tombstone_healed_total",
+}
 
 
 @dataclass(slots=True)
@@ -30,6 +44,7 @@ class Counters:
     retracted: list[int] = field(init=False)
     prompt_tokens: list[int] = field(init=False)
     cached_tokens: list[int] = field(init=False)
+    swa_short_tokens: list[int] = field(init=False)
     readmitted_cached_tokens: list[int] = field(init=False)
     generation_tokens: list[int] = field(init=False)
 
@@ -40,15 +55,18 @@ class Counters:
             "retracted",
             "prompt_tokens",
             "cached_tokens",
+            "swa_short_tokens",
             "readmitted_cached_tokens",
             "generation_tokens",
         ):
             setattr(self, name, [0] * self.dp_size)
 
-    def admitted(self, rank: int, prompt: int, cached: int, *, first: bool) -> None:
+    def admitted(self, rank: int, prompt: int, cached: int, swa_short: int, *, first: bool) -> None:
+        """``swa_short``: tokens that FULL had beyond the hit and a missing window made useless."""
         if first:
             self.prompt_tokens[rank] += prompt
             self.cached_tokens[rank] += cached
+            self.swa_short_tokens[rank] += swa_short
         else:
             self.readmitted_cached_tokens[rank] += cached
 
@@ -133,17 +151,17 @@ class Stats:
 
     def snapshot(self) -> dict[str, Any]:
         """What a heartbeat carries: per-rank gauges and monotonic totals (lists over ranks)."""
+        cache, ranks = self._memory.cache, range(self._roster.dp_size)
         counters: dict[str, list[int]] = self.counters.totals()
+        events = [event_totals(cache, rank) for rank in ranks]
+        counters["evicted_tokens_total"] = [int(totals.get("full_evicted_total", 0)) for totals in events]
         if self._memory.hybrid:
-            events = [event_totals(self._memory.cache, rank) for rank in range(self._roster.dp_size)]
-            for name in (
-                "full_evicted_total",
-                "swa_evicted_total",
-                "tombstone_created_total",
-                "tombstone_healed_total",
-            ):
-                counters[name] = [int(totals.get(name, 0)) for totals in events]
-            counters["evicted_tokens_total"] = list(counters["full_evicted_total"])
+            tokens = [event_token_totals(cache, rank) for rank in ranks]
+            for name, source in _HYBRID_EVENTS.items():
+                counters[name] = [int(totals.get(source, 0)) for totals in events]
+            for name, source in _HYBRID_TOKENS.items():
+                counters[name] = [int(totals.get(source, 0)) for totals in tokens]
+            counters["full_hit_swa_short_tokens_total"] = list(self.counters.swa_short_tokens)
         return {
             "ranks": [self.rank_gauges(rank) for rank in range(self._roster.dp_size)],
             "counters": counters,

@@ -101,7 +101,10 @@ class IncLockRefResult:
 
 
 class MatchResult(NamedTuple):
-    """``device_indices``: FULL slots of the accepted prefix, int32 [accepted length]; ``last_device_node`` ends it."""
+    """``device_indices``: FULL slots of the accepted prefix, int32 [accepted length]; ``last_device_node`` ends it.
+
+    ``full_hit_length``: tokens that FULL alone holds of the key; what exceeds the accepted prefix was cut off by a missing window.
+    """
 
     device_indices: IntArray
     last_device_node: Any
@@ -109,6 +112,7 @@ class MatchResult(NamedTuple):
     best_match_node: Any = None
     host_hit_length: int = 0
     recurrent_branching_seqlen: int | None = None
+    full_hit_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)

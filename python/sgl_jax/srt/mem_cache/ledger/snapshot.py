@@ -13,11 +13,16 @@ from sgl_jax.srt.mem_cache.ledger.source import rank_view
 
 def event_totals(cache: Any, rank: int) -> Mapping[str, int]:
     """Cumulative events of one rank, read without creating a key."""
-    totals = getattr(cache, "_ledger_event_totals", None)
-    if not totals:
-        return {}
-    per_rank: Mapping[str, int] | None = totals.get(rank)
-    return per_rank or {}
+    return _of_rank(getattr(cache, "_ledger_event_totals", None), rank)
+
+
+def event_token_totals(cache: Any, rank: int) -> Mapping[str, int]:
+    """Tokens that those events were about, where a cache counts them: tombstones are events of whole nodes."""
+    return _of_rank(getattr(cache, "_event_token_totals", None), rank)
+
+
+def _of_rank(totals: Mapping[int, Mapping[str, int]] | None, rank: int) -> Mapping[str, int]:
+    return (totals or {}).get(rank) or {}
 
 
 def build_snapshot(cache: Any, dp_rank: int, live_reqs: Iterable[Any]) -> dict[str, int]:

@@ -109,6 +109,10 @@ class SWARadixCache(BasePrefixCache):
     def _ledger_event_totals(self) -> dict[int, dict[str, int]]:
         return self._tree.events
 
+    @property
+    def _event_token_totals(self) -> dict[int, dict[str, int]]:
+        return self._tree.event_tokens
+
     def supports_swa(self) -> bool:
         return True
 
@@ -177,11 +181,13 @@ class SWARadixCache(BasePrefixCache):
         path = self._tree.descend(key)
         accepted = path if params.full_only else path[: self._tree.valid_prefix(path)]
         self._log("match", key.dp_rank or 0, len(key), accepted[-1].end if accepted else 0, params.req)
+        full_hit = path[-1].end if path else 0
         if not accepted:
-            return MatchResult(np.empty((0,), np.int64), root, root, root)
+            return MatchResult(np.empty((0,), np.int64), root, root, root, full_hit_length=full_hit)
         last = accepted[-1]
         self._tree.touch(last)
-        return MatchResult(np.concatenate([node.value for node in accepted]), last, last, last)
+        slots = np.concatenate([node.value for node in accepted])
+        return MatchResult(slots, last, last, last, full_hit_length=full_hit)
 
     def insert(self, params: InsertParams) -> int:
         """Store the key's whole pages and free what the tree already had; returns that length.

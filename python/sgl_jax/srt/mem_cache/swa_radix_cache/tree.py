@@ -32,6 +32,7 @@ class SWARadixTree:
         self.window = window
         self.child_key: Callable[[RadixKey], Any] = lambda key: packed_child_key(key, page_size)
         self.events: dict[int, dict[str, int]] = {}
+        self.event_tokens: dict[int, dict[str, int]] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -53,9 +54,13 @@ class SWARadixTree:
             yield node
             stack.extend(node.children.values())
 
-    def count(self, rank: int, name: str, amount: int) -> None:
+    def count(self, rank: int, name: str, amount: int, tokens: int = 0) -> None:
+        """Add to a cumulative total; ``tokens``: how many an event was about."""
         totals = self.events.setdefault(rank, {})
         totals[name] = totals.get(name, 0) + amount
+        if tokens:
+            sums = self.event_tokens.setdefault(rank, {})
+            sums[name] = sums.get(name, 0) + tokens
 
     # -------------------------------------------------------------------------------------------------------- match
     def descend(self, key: RadixKey) -> list[SWATreeNode]:
@@ -208,13 +213,13 @@ class SWARadixTree:
         side[node.rank] += len(node.value)
         self._offer_swa(node)
         self._offer_leaf(node)
-        self.count(node.rank, "tombstone_healed_total", 1)
+        self.count(node.rank, "tombstone_healed_total", 1, len(node.value))
 
     def _add_leaf(self, parent: SWATreeNode, key: RadixKey, slots: IntArray, dead: int) -> SWATreeNode:
         """Append a leaf whose first ``dead`` tokens (<= 0: none) have no SWA half: a tombstone node above the live leaf."""
         if dead > 0:
             parent = self._attach(parent, key[:dead], slots[:dead], tombstone=True)
-            self.count(parent.rank, "tombstone_created_total", 1)
+            self.count(parent.rank, "tombstone_created_total", 1, dead)
             key, slots = key[dead:], slots[dead:]
         leaf = self._attach(parent, key, slots, tombstone=False)
         self._offer_leaf(leaf)
@@ -372,7 +377,7 @@ class SWARadixTree:
         self.swa_nodes[node.rank].discard(node)
         self.full_leaves[node.rank].discard(node)
         out.swa.append(node.value)
-        self.count(node.rank, "tombstone_created_total", 1)
+        self.count(node.rank, "tombstone_created_total", 1, len(node.value))
         return len(node.value)
 
     def _remove(self, leaf: SWATreeNode, out: Surrendered) -> tuple[int, int]:

@@ -170,7 +170,7 @@ class SWAComponent(TreeComponent):
             applier.free_full(old, rank)
             self.cache.accounts.set_value(node, FULL, np.array(fresh, np.int32))
         self._make_live(node, 0, swa)
-        self.cache.note_event(rank, "tombstone_healed_total", 1)
+        self.cache.note_event(rank, "tombstone_healed_total", 1, len(fresh))
 
     def _make_live(self, node: UnifiedTreeNode, live_from: int, swa: IntArray) -> None:
         """Give ``node`` SWA from offset ``live_from`` on, cut at the cursor first, then from the end (DECISIONS 4, 5)::
@@ -212,7 +212,7 @@ class SWAComponent(TreeComponent):
         cursor = ceil_page(params.swa_evicted_seqlen, self.cache.page_size)
         live_from = min(max(cursor - start, 0), length)
         if live_from:
-            self.cache.note_event(self.rank_of(node), "tombstone_created_total", 1)
+            self.cache.note_event(self.rank_of(node), "tombstone_created_total", 1, live_from)
         if live_from < length:
             fresh = node.full_data.value[live_from:]
             self._make_live(node, live_from, self.cache.applier.translate(fresh, self.rank_of(node)))
@@ -227,7 +227,7 @@ class SWAComponent(TreeComponent):
         if first < prefix_len:
             fresh = params.value[total_prefix_len + first : total_prefix_len + prefix_len]
             self._make_live(node, first, self.cache.applier.translate(fresh, self.rank_of(node)))
-            self.cache.note_event(self.rank_of(node), "tombstone_healed_total", 1)
+            self.cache.note_event(self.rank_of(node), "tombstone_healed_total", 1, len(fresh))
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         """As the default; the lock boundary moves to the new parent, which is where a lock walking up completes."""
@@ -265,8 +265,9 @@ class SWAComponent(TreeComponent):
             if accounts.is_leaf(node):
                 self.cache._evict_device_leaf(node, tracker)
             else:
-                tracker[SWA] += self.evict_component(node)[0]
-                self.cache.note_event(rank, "tombstone_created_total", 1)
+                gone = self.evict_component(node)[0]
+                tracker[SWA] += gone
+                self.cache.note_event(rank, "tombstone_created_total", 1, gone)
 
     # -- locks -----------------------------------------------------------------------------------------------------------
 

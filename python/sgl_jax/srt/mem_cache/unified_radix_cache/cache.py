@@ -126,6 +126,9 @@ class UnifiedRadixCache(BasePrefixCache):
         self._ledger_event_totals: defaultdict[int, defaultdict[str, int]] = defaultdict(
             partial(defaultdict, int)
         )
+        self._event_token_totals: defaultdict[int, defaultdict[str, int]] = defaultdict(
+            partial(defaultdict, int)
+        )
         self.reset()
 
     # -- structure -------------------------------------------------------------------------------------------------
@@ -190,7 +193,8 @@ class UnifiedRadixCache(BasePrefixCache):
             for component in self._components_tuple:
                 component.refresh_lru(LRURefreshPhase.MATCH_END, best, self.root_node)
         slots = np.concatenate(chunks[:accepted]) if accepted else empty.device_indices
-        result = MatchResult(slots, best, best, best)
+        full_hit = len(slots) + sum(map(len, chunks[accepted:]))
+        result = MatchResult(slots, best, best, best, full_hit_length=full_hit)
         for component in self._components_tuple:
             result = component.finalize_match_result(result, params, chunks, accepted)
         self._log("match", key.dp_rank, params.req, len(key), len(result.device_indices))
@@ -409,9 +413,11 @@ class UnifiedRadixCache(BasePrefixCache):
         accounts = self.accounts
         return {ct: CandidateView(partial(accounts.aux_of, ct)) for ct in accounts.aux}
 
-    def note_event(self, rank: int, name: str, count: int) -> None:
-        """Add to a cumulative total of the ledger (created on the first event)."""
+    def note_event(self, rank: int, name: str, count: int, tokens: int = 0) -> None:
+        """Add to a cumulative total of the ledger (created on the first event); ``tokens``: how many an event was about."""
         self._ledger_event_totals[rank][name] += count
+        if tokens:
+            self._event_token_totals[rank][name] += tokens
 
     def _log(self, op: str, rank: int | None, req: Any, asked: int, got: int) -> None:
         self.op_log.append(OpRecord(op, rank or 0, str(getattr(req, "rid", "")), asked, got))

@@ -252,6 +252,7 @@ def test_reset_forgets_the_tree_and_keeps_the_event_totals():
     desk.allocator.clear()
     assert desk.sums() == (0, 0, 0, 0) and desk.shape() == [] and desk.available() == (64, 64)
     assert desk.cache.cache_ledger_snapshot(0, [])["tombstone_created_total"] == 1
+    assert desk.cache._event_token_totals == {0: {"tombstone_created_total": 7}}
 
 
 def test_disabled_cache_matches_nothing_and_stores_nothing():
