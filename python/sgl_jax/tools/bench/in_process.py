@@ -27,6 +27,7 @@ class HybridShape:
     sliding_window: int
     vocab_size: int = VOCAB
     is_hybrid_swa: bool = True
+    dtype: str = "bfloat16"
     head_dim: int = 128
     num_hidden_layers: int = 2
     tokens: TokenIds = field(default_factory=lambda: TokenIds(None, (), None))
