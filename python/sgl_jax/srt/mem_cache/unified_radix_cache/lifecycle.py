@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_jax.srt.mem_cache.base_prefix_cache import InsertParams
-from sgl_jax.srt.mem_cache.errors import TreeInvariantError
+from sgl_jax.srt.mem_cache.errors import LockReceiptError, TreeInvariantError
 from sgl_jax.srt.mem_cache.page import floor_page
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
 from sgl_jax.srt.mem_cache.radix_tree.request_key import build_radix_key, to_bigram_key
@@ -39,7 +39,8 @@ IntArray = npt.NDArray[np.int32]
 class RequestLifecycle:
     """Transactions of one unified cache. Every path releases or replaces the request's receipt (rule 3).
 
-    With SWA and several ranks each raises ValueError for a request without ``dp_rank``, before anything changes (fault 7).
+    Before anything changes, each raises ValueError for a request without ``dp_rank`` where SWA has several ranks (fault 7) and
+    LockReceiptError for one whose node left the tree, by a reset for instance: its slots may be somebody else's by now (D34).
     """
 
     def __init__(self, cache: UnifiedRadixCache) -> None:
@@ -49,9 +50,16 @@ class RequestLifecycle:
         row: IntArray = self._cache.req_to_token_pool.req_to_token[req.req_pool_idx]
         return row
 
-    def _require_rank(self, req: Any) -> None:
-        if self._cache.has_swa:
-            require_rank(req, self._cache.dp_size)
+    def _require_current(self, req: Any) -> None:
+        cache, node = self._cache, req.last_node
+        if cache.has_swa:
+            require_rank(req, cache.dp_size)
+        if cache.disable or node is None or node is cache.root_node:
+            return
+        if node.parent is None or not cache.tree.owns(node):
+            raise LockReceiptError(
+                f"request {rid_of(req)}: its node {node.id} is not in the tree any more; nothing was released"
+            )
 
     def _prepare(self, req: Any, length: int, is_finished: bool) -> tuple[InsertParams, int]:
         """Insert parameters filled by the components, and how many tokens they allow."""
@@ -92,7 +100,7 @@ class RequestLifecycle:
         [a, ..)  stays the request's; prefix_indices shows the whole row
         """
         cache = self._cache
-        self._require_rank(req)
+        self._require_current(req)
         length = len(req.fill_ids)
         row = self._row(req)
         if cache.disable:
@@ -158,7 +166,7 @@ class RequestLifecycle:
         [a, end)   unaligned tail → free, with the rest of its page
         """
         cache = self._cache
-        self._require_rank(req)
+        self._require_current(req)
         committed = req.pop_committed_kv_cache()
         row = self._row(req)
         rank = own_rank(req)

@@ -10,7 +10,7 @@ import pytest
 
 from sgl_jax.srt.mem_cache.base_prefix_cache import DecLockRefParams
 from sgl_jax.srt.mem_cache.common import release_kv_cache
-from sgl_jax.srt.mem_cache.errors import TreeInvariantError
+from sgl_jax.srt.mem_cache.errors import LockReceiptError, TreeInvariantError
 from sgl_jax.srt.mem_cache.radix_tree.key import TokenBuffer
 from sgl_jax.test.mem_cache.unified.desk import FULL, GEOMETRY, GEOMETRY_IDS, SWA, Desk
 
@@ -228,6 +228,24 @@ def test_a_request_without_rank_is_refused_before_anything_changes(is_insert: bo
     desk.rank = 0
     assert desk.picture() == ["/x S", "x/y S"] and desk.available() == (62, 62)
     desk.sound()
+
+
+@pytest.mark.parametrize("call", ["unfinished", "finish", "abort"])
+def test_a_request_that_outlived_a_reset_touches_nothing(call: str) -> None:
+    """D34, RFC 5: its FULL 1..8 are handed out again after the reset; the late release is refused before it frees them."""
+    desk = Desk(1, 4)
+    req = desk.request("abcdefgh")
+    desk.cache.cache_unfinished_req(req)
+    desk.cache.reset()
+    desk.allocator.clear()
+    assert desk.alloc(8).tolist() == list(range(1, 9))
+    with pytest.raises(LockReceiptError, match=r"request r: its node .* is not in the tree any more"):
+        if call == "unfinished":
+            desk.cache.cache_unfinished_req(req)
+        else:
+            release_kv_cache(req, desk.cache, is_insert=call == "finish")
+    assert desk.available() == (56, 56) and desk.picture() == []
+    assert desk.mapped(*range(1, 9)) == list(range(1, 9))
 
 
 @geometry
