@@ -163,9 +163,9 @@ class BasePrefixCache(ABC):
         """Release what the receipt says."""
 
     def narrow_lock(self, req: RequestView) -> bool:
-        """Under pressure: make the request's lock hold no more SWA than its window; whether that gave anything back.
+        """Under pressure: make the request's lock hold no more SWA than its window, page rounded; whether it held more.
 
-        A cache whose locks are bounded by the window has nothing to give.
+        Locks hold whole nodes. A request alone on its rank must be able to decode beside its own prompt.
         """
         return False
 

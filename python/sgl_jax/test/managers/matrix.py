@@ -1,4 +1,7 @@
-"""One corner of the equality matrix: every route, overlap on and off, chunked and whole, on one compiled worker.
+"""One corner of the equality matrix: every route, overlap on and off, chunked and whole, on one compiled worker (DECISIONS 21).
+
+The whole: {unified, legacy, chunk} x {page 1, 128, 256} x {overlap} x {DP1, DP2} x {chunked}, windows below and above a page
+where that is possible. Token equality is asserted on checked-in prompts with a margin (DECISIONS 20).
 
 Run as a module it prints the results as JSON, so that a corner with several virtual devices gets a process of its own:
 ``python -m sgl_jax.test.managers.matrix PAGE WINDOW DP``.
@@ -8,6 +11,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -28,6 +33,8 @@ from sgl_jax.srt.server_args import ServerArgs
 from sgl_jax.test.models.reference_prompts import CHECKPOINT, reference_prompts
 
 ROUTES = ("unified", "legacy", "chunk")
+#: (page, window)
+CORNERS = [(1, 32), (128, 32), (128, 160), (256, 160), (256, 300)]
 CONTEXT = 640
 CHUNK = 256
 NEW_TOKENS = 12
@@ -176,6 +183,44 @@ def run_corner(page: int, window: int, dp: int) -> list[CaseResult]:
     worker = build_worker(page, window, dp)
     cases = itertools.product(ROUTES, (True, False), (True, False))
     return [run_case(worker, page, window, dp, case) for case in cases]
+
+
+# ---------------------------------------------------------------------------------------------------------------- the tests
+def corner_in_a_process(page: int, window: int, dp: int) -> list[CaseResult]:
+    """The corner in a process of its own, with as many virtual devices as ranks."""
+    env = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={dp}"}
+    command = [sys.executable, "-m", "sgl_jax.test.managers.matrix", str(page), str(window), str(dp)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=550)
+    if done.returncode:
+        raise AssertionError(done.stderr[-4000:])
+    return [CaseResult(**entry) for entry in json.loads(done.stdout.splitlines()[-1])]
+
+
+def check_corner(page: int, window: int, dp: int) -> None:
+    """The twelve cases of a corner generate the reference, keep their books, were retracted, and hit alike.
+
+    Without memory pressure the two trees hit the same, the chunk cache nothing, and overlap changes no hit.
+    """
+    results = corner_in_a_process(page, window, dp)
+    found = {(r.route, r.overlap, r.chunked): r for r in results}
+    expect(len(results) == len(found) == 12, sorted(found))
+    for what in ("wrong", "unbalanced"):
+        bad = {case: getattr(r, what) for case, r in found.items() if getattr(r, what)}
+        expect(bad == {}, f"{what}: {bad}")
+    expect(all(r.retracted >= dp for r in results), [r.retracted for r in results])
+    for chunked in (True, False):
+        hits = {route: found[route, True, chunked].hits for route in ROUTES}
+        expect(hits["unified"] == hits["legacy"], hits)
+        expect(sum(hits["unified"]) > 0 and sum(hits["chunk"]) == 0, hits)
+        for route in ROUTES:
+            alike = found[route, False, chunked].hits
+            expect(hits[route] == alike, f"{route}: overlap on {hits[route]}, off {alike}")
+
+
+def expect(condition: bool, shown: object) -> None:
+    """An assertion that says what it saw; this module is not rewritten by pytest."""
+    if not condition:
+        raise AssertionError(shown)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,18 @@ def test_an_accepted_request_can_be_served_alone(cache, chunk, page, window, swa
     world.check_balanced()
 
 
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_lock_of_nearly_two_windows_leaves_room_to_decode(cache):
+    """D44: the smallest window pool, a short new leaf below a whole window: the lock of both is narrowed, nobody is ended."""
+    world = make_world(cache=cache, page=4, window=5, chunk=64, swa_pages=6, full_pages=50, overlap=False)
+    world.submit("seed", prompt(13), 1)
+    world.run()
+    world.submit("a", prompt(17), 40)
+    world.run()
+    assert world.outputs["a"] == world.expected("a", 40)
+    world.check_balanced()
+
+
 def test_what_a_retracted_request_generated_may_outgrow_a_step_without_chunking():
     """D44: prompt and output together exceed the window pool; on its return the request is prefilled in pieces, not ended."""
     world = make_world(page=1, window=4, chunk=None, swa_pages=24, full_pages=90)

@@ -282,6 +282,20 @@ class SWAComponent(TreeComponent):
     ) -> None:
         self._locks.release(node, params)
 
+    def cut_lock(self, node: UnifiedTreeNode, params: DecLockRefParams) -> bool:
+        """A lock of whole nodes holds up to two windows; cut where the window ends it holds ``ceil_page(W)`` live tokens."""
+        if sum(high - low for low, high in params.swa_spans or ()) <= self._limit:
+            return False
+        covered, at, boundary = 0, node, node
+        while at.parent is not None and covered < self._limit:
+            value = at.component_data[SWA].value
+            if value is not None:
+                covered, boundary = covered + len(value), at
+            at = at.parent
+        if covered > self._limit:
+            self.cache.cut_node(boundary, (covered - self._limit,))
+        return True
+
     # -- requests --------------------------------------------------------------------------------------------------------
 
     def prepare_for_caching_req(

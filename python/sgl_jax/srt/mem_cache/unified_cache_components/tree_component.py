@@ -70,7 +70,7 @@ class ComponentHost(Protocol):
 
     def cut_node(self, node: UnifiedTreeNode, cuts: Sequence[int]) -> list[UnifiedTreeNode]: ...
     def _evict_device_leaf(self, node: UnifiedTreeNode, tracker: Tracker) -> None: ...
-    def note_event(self, rank: int, name: str, count: int) -> None: ...
+    def note_event(self, rank: int, name: str, count: int, tokens: int = 0) -> None: ...
 
 
 class TreeComponent(abc.ABC):
@@ -225,6 +225,13 @@ class TreeComponent(abc.ABC):
         self, node: UnifiedTreeNode, params: DecLockRefParams | None, lock_host: bool = False
     ) -> None:
         """Release exactly what the matching acquire took. Raises LockReceiptError when ``params`` is not its receipt."""
+
+    def cut_lock(self, node: UnifiedTreeNode, params: DecLockRefParams) -> bool:
+        """Under pressure: split nodes so that a new lock of ``node`` holds less than this receipt; whether it would.
+
+        Outstanding locks keep what they hold.
+        """
+        return False
 
     # -- requests --------------------------------------------------------------------------------------------------------
 

@@ -324,6 +324,10 @@ class UnifiedRadixCache(BasePrefixCache):
             self._evict_device_leaf(node, dict.fromkeys(ComponentType, 0))
         return 0
 
+    def narrow_lock(self, req: Any) -> bool:
+        """See :meth:`BasePrefixCache.narrow_lock` and :meth:`RequestLifecycle.narrow`."""
+        return not self.disable and self._lifecycle.narrow(req)
+
     # -- requests --------------------------------------------------------------------------------------------------
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, **kwargs: Any) -> None:

@@ -158,6 +158,16 @@ class RequestLifecycle:
         req.last_node = node
         store_receipt(req, result)
 
+    def narrow(self, req: Any) -> bool:
+        """Exchange the request's lock for a smaller one of the same node, where a component can make one."""
+        node, receipt = req.last_node, getattr(req, "cache_lock_params", None)
+        if node is None or receipt is None:
+            return False
+        cut = [component.cut_lock(node, receipt) for component in self._cache._components_tuple]
+        if any(cut):
+            self._exchange_lock(req, node)
+        return any(cut)
+
     def finished(self, req: Any, is_insert: bool) -> None:
         """The request's last word, in one transaction (D31: release starts at ``p``)::
 

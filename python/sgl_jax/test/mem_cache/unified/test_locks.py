@@ -35,6 +35,36 @@ def test_a_lock_protects_the_path_in_full_and_one_window_in_swa(page: int, dp: i
     desk.sound()
 
 
+@geometry
+def test_under_pressure_a_lock_is_narrowed_to_the_window(page: int, dp: int) -> None:
+    """Whole nodes hold 6 pages for a window of 4; each of two requests gives up two, and the node is cut once."""
+    desk = Desk(page, 4 * page, dp)
+    desk.insert("abcdef")
+    desk.insert("abcdefgh")
+    first, second = desk.request("abcdefgh", "r1", tail=1), desk.request("abcdefgh", "r2", tail=1)
+    assert desk.sums() == (0, 8, 2, 6)
+    assert desk.cache.narrow_lock(first) and not desk.cache.narrow_lock(first)
+    assert first.cache_lock_params.swa_spans == ((0, 4 * page),)
+    assert desk.picture() == ["/ab S", "ab/cd S", "abcd/ef S", "abcdef/gh S"]
+    assert desk.sums() == (0, 8, 2, 6)
+    assert desk.cache.narrow_lock(second)
+    assert desk.sums() == (0, 8, 4, 4)
+    assert desk.evict(swa=64) == (0, 4)
+    for req in (first, second):
+        desk.cache.cache_finished_req(req, is_insert=False)
+    assert desk.sums() == (8, 0, 4, 0)
+    desk.sound()
+
+
+def test_a_lock_within_its_window_has_nothing_to_give() -> None:
+    desk = Desk(1, 4)
+    fresh = desk.request("abc")
+    assert not desk.cache.narrow_lock(fresh)  # holds the root only
+    desk.cache.cache_unfinished_req(fresh)
+    assert not desk.cache.narrow_lock(fresh)
+    assert desk.sums() == (0, 3, 0, 3)
+
+
 def test_a_lock_that_reaches_the_root_has_no_boundary() -> None:
     desk = Desk(1, 8)
     desk.insert("abc")
