@@ -1,7 +1,7 @@
 """Idle means nothing waiting, seated or in flight. On every busy -> idle edge the books must balance, slot by slot.
 
-Every edge checks the counters and takes one full ledger snapshot per rank (DECISIONS 14; milliseconds at a million slots). The
-slot-by-slot audit, which finds faults that cancel out, runs before a flush and, with ``--debug-cache``, on every edge. A violation
+Every edge checks the counters and audits the ledger of every rank once (DECISIONS 14; milliseconds at a million slots), faults
+that cancel out in the sums included. A flush, and with ``--debug-cache`` every edge, also checks the cache's own structures. A violation
 writes a crash bundle and raises: a server that lost track of its memory must not go on.
 """
 
@@ -17,7 +17,7 @@ from sgl_jax.srt.managers.memory_checks import check_memory
 from sgl_jax.srt.managers.overlap import Pipeline
 from sgl_jax.srt.managers.roster import Roster
 from sgl_jax.srt.mem_cache.errors import LedgerViolationError, Violation
-from sgl_jax.srt.mem_cache.ledger import audit_cache, violations, write_crash_bundle
+from sgl_jax.srt.mem_cache.ledger import audit_cache, write_crash_bundle
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ class IdleMonitor:
 
     def on_idle(self) -> None:
         self.check_memory()
-        self._fail_on(self.violations(require_idle=True) if self._deep else self._ledger_violations())
+        check = self.violations if self._deep else self._ledger_violations
+        self._fail_on(check(require_idle=True))
         self.became_idle()
 
     # ------------------------------------------------------------------------------------------------------------- checks
@@ -95,21 +96,15 @@ class IdleMonitor:
         logger.critical("%s", error)
         raise error
 
-    def _ledger_violations(self) -> list[Violation]:
-        """The rules of one idle snapshot per rank, and no lock held."""
-        if not self._memory.hybrid:
-            return self._plain_leaks()
+    def _ledger_violations(self, *, require_idle: bool) -> list[Violation]:
+        """The ledger of every rank, slot by slot."""
+        memory, roster = self._memory, self._roster
+        if not memory.hybrid:
+            return self._plain_leaks() if require_idle else []
         found: list[Violation] = []
-        for rank in range(self._roster.dp_size):
-            live = self._roster.live_requests(rank)
-            snapshot = self._memory.cache.cache_ledger_snapshot(rank, live)
-            found.extend(violations(snapshot, require_idle=True))
-            for pool in ("full", "swa"):
-                held = snapshot[f"{pool}_tree_protected"]
-                if held:
-                    found.append(
-                        Violation("idle_tree_protected", rank, pool, f"{held} slots are locked while idle")
-                    )
+        for rank in range(roster.dp_size):
+            live = roster.live_requests(rank)
+            found.extend(audit_cache(memory.cache, rank, live, require_idle=require_idle))
         return found
 
     def violations(self, *, require_idle: bool) -> list[Violation]:
@@ -119,12 +114,7 @@ class IdleMonitor:
             check = getattr(part, "check", None)
             if check is not None:
                 found.extend(check())
-        if self._memory.hybrid:
-            for rank in range(self._roster.dp_size):
-                live = self._roster.live_requests(rank)
-                found.extend(audit_cache(self._memory.cache, rank, live, require_idle=require_idle))
-        elif require_idle:
-            found.extend(self._plain_leaks())
+        found.extend(self._ledger_violations(require_idle=require_idle))
         return found
 
     def _plain_leaks(self) -> list[Violation]:

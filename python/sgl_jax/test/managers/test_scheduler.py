@@ -440,6 +440,21 @@ def test_an_idle_violation_writes_a_bundle_and_raises(tmp_path):
     assert (bundle / "tree.txt").read_text().startswith("root, ")
 
 
+def test_faults_that_cancel_out_in_the_sums_fail_the_idle_edge(tmp_path):
+    """D08, DECISIONS 14: one page leaked and one that the tree owns freed: every sum holds, the idle check does not."""
+    world = make_world(page=4, crash_dir=str(tmp_path))
+    world.submit("a", prompt(12), 2)
+    world.run()
+    pool = world.scheduler.memory.allocator.full_attn_allocator
+    owned = next(iter(world.scheduler.memory.cache.iter_nodes(0))).full_data.value[:4]
+    pool.alloc(4, dp_rank=0)
+    pool.free(owned, dp_rank=0)
+    world.scheduler.idle.check_memory()
+    with pytest.raises(LedgerViolationError, match="free_and_owned") as caught:
+        world.scheduler.idle.on_idle()
+    assert {v.kind for v in caught.value.violations} >= {"free_and_owned", "leaked"}
+
+
 def test_an_unmapped_slot_inside_the_window_names_request_and_position():
     """D19: the page list of the next step refuses a hole inside the window; outside it nothing is translated."""
     world = make_world(window=6, overlap=False)

@@ -221,12 +221,13 @@ def _offset_audit(view: RankView) -> list[Violation]:
 def audit_cache(cache: Any, rank: int, live_reqs: Iterable[Any], *, require_idle: bool) -> list[Violation]:
     """The full check of one rank: the snapshot's rules plus slot-level ownership, which finds faults that cancel out.
 
-    (One page leaked and one page freed while owned leave every sum intact; D08.) Read-only.
+    (One page leaked and one page freed while owned leave every sum intact; D08.) Read-only. A sound rank costs what its
+    snapshot costs; slots are looked at one by one only where something is wrong.
     """
-    from sgl_jax.srt.mem_cache.ledger.snapshot import build_snapshot
+    from sgl_jax.srt.mem_cache.ledger.snapshot import snapshot_of
 
-    requests = list(live_reqs)
-    snapshot = build_snapshot(cache, rank, requests)
+    view = rank_view(cache, rank, live_reqs)
+    snapshot, regular = snapshot_of(cache, view)
     found = violations(snapshot, require_idle)
     if require_idle:
         for pool in POOLS:
@@ -235,7 +236,8 @@ def audit_cache(cache: Any, rank: int, live_reqs: Iterable[Any], *, require_idle
                 found.append(
                     Violation("idle_tree_protected", rank, pool, f"{held} slots are locked while idle")
                 )
-    view = rank_view(cache, rank, requests)
+    if regular and not found:
+        return []
     for pool in POOLS:
         found.extend(_pool_audit(view, view.pool(pool)))
     return found + _offset_audit(view)

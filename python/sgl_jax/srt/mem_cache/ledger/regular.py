@@ -1,7 +1,8 @@
 """Page-level tally for the healthy case: one pass over each array, then pages instead of tokens; no Python int per slot.
 
 A state is *regular* when every node value and row is a run of whole pages (the last page of a row may be short), no page
-has two owners and the mapping of what is owned keeps offsets. Anything else returns None and the token-level tally decides:
+has two owners, none is free and owned or free twice, and the mapping is that of what is owned and keeps offsets. So a regular
+state whose sums balance has no fault at all. Anything else returns None and the token-level tally decides:
 the two agree by construction, and only a broken state pays for the exact count (DECISIONS 15).
 """
 
@@ -79,8 +80,9 @@ def _check_range(pages: IntArray, view: PoolView) -> None:
         raise _Irregular
 
 
-def _check_owned_once(parts: list[IntArray], view: PoolView) -> None:
-    pages = np.concatenate(parts) if parts else np.empty(0, np.int32)
+def _check_held_once(parts: list[IntArray], view: PoolView) -> None:
+    """Owned and free pages together: each at most once."""
+    pages = np.concatenate([*parts, view.free])
     _check_range(pages, view)
     seen = np.zeros(view.capacity // view.page_size + 1, np.bool_)
     seen[pages] = True
@@ -142,8 +144,8 @@ def _tally_or_raise(view: RankView) -> tuple[PoolTally, PoolTally, MappingTally]
     found = _Pages()
     _collect_nodes(view, found)
     held = [_collect_row(view, row, found) for row in view.rows]
-    _check_owned_once(found.full, view.full)
-    _check_owned_once(found.swa, view.swa)
+    _check_held_once(found.full, view.full)
+    _check_held_once(found.swa, view.swa)
     full_nodes = [(n.full, n.full_locked) for n in view.nodes if n.full is not None]
     swa_nodes = [(n.swa, n.swa_locked) for n in view.nodes if n.swa is not None]
     full_tokens = sum(len(row.full) for row in view.rows)

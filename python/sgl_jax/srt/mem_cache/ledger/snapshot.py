@@ -8,7 +8,7 @@ from typing import Any
 from sgl_jax.srt.mem_cache.ledger.exact import tally_exact
 from sgl_jax.srt.mem_cache.ledger.regular import tally_regular
 from sgl_jax.srt.mem_cache.ledger.schema import assemble
-from sgl_jax.srt.mem_cache.ledger.source import rank_view
+from sgl_jax.srt.mem_cache.ledger.source import RankView, rank_view
 
 
 def event_totals(cache: Any, rank: int) -> Mapping[str, int]:
@@ -32,6 +32,12 @@ def build_snapshot(cache: Any, dp_rank: int, live_reqs: Iterable[Any]) -> dict[s
     ``live_reqs`` are all requests that hold a row, of any rank; each object counts once. Raises ValueError for a rank the
     allocator does not have. Cost: one pass over the mapping and over what is owned, page by page when the state is sound.
     """
-    view = rank_view(cache, dp_rank, live_reqs)
-    full, swa, mapping = tally_regular(view) or tally_exact(view)
-    return assemble(dp_rank, full, swa, mapping, event_totals(cache, dp_rank)).to_dict()
+    return snapshot_of(cache, rank_view(cache, dp_rank, live_reqs))[0]
+
+
+def snapshot_of(cache: Any, view: RankView) -> tuple[dict[str, int], bool]:
+    """The ledger of a gathered rank, and whether the state is regular: then balanced sums leave no fault to look for."""
+    regular = tally_regular(view)
+    full, swa, mapping = regular or tally_exact(view)
+    ledger = assemble(view.rank, full, swa, mapping, event_totals(cache, view.rank))
+    return ledger.to_dict(), regular is not None

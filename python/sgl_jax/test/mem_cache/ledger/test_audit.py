@@ -17,6 +17,7 @@ from sgl_jax.srt.mem_cache.ledger import (
     who_owns,
     write_crash_bundle,
 )
+from sgl_jax.srt.mem_cache.ledger import audit as audit_module
 from sgl_jax.srt.mem_cache.ledger.schema import MAPPING_DIAGNOSTICS, POOL_DIAGNOSTICS
 from sgl_jax.test.mem_cache.ledger.test_snapshot import BareCache
 from sgl_jax.test.mem_cache.legacy.kit import Desk, seq
@@ -124,6 +125,18 @@ def test_faults_that_cancel_out_in_the_sums_are_found_slot_by_slot():
     assert snapshot["full_available"] + snapshot["full_tree_evictable"] == snapshot["full_capacity"]
     found = {v.kind: v.slots for v in audit_cache(cache, 0, [], require_idle=False) if v.pool == "full"}
     assert found["free_and_owned"] == (4,) and found["leaked"] == (8,)
+
+
+def test_a_sound_rank_is_judged_without_looking_at_single_slots(monkeypatch):
+    """DECISIONS 14, 15: the check of every idle edge costs what a snapshot costs; one freed page brings the slots back in."""
+    desk = Desk(page=4, window=4)
+    desk.insert(seq(12))
+    looked = []
+    monkeypatch.setattr(audit_module, "_pool_audit", lambda view, side: looked.append(side.name) or [])
+    assert audit_cache(desk.cache, 0, [], require_idle=True) == [] and looked == []
+    desk.cache.token_to_kv_pool_allocator.full_attn_allocator.free(np.arange(4, 8, dtype=np.int32))
+    audit_cache(desk.cache, 0, [], require_idle=True)
+    assert looked == ["full", "swa"]
 
 
 def test_audit_of_an_idle_cache_finds_held_locks():
