@@ -21,13 +21,18 @@ class NodeMetadata(dict[str, Any]):
     __slots__ = ("_component", "_node")
 
     def __init__(self, node: UnifiedTreeNode, component: ComponentType) -> None:
-        self._node = node
+        self._node: UnifiedTreeNode | None = node
         self._component = component
 
     def __setitem__(self, name: str, value: Any) -> None:
         dict.__setitem__(self, name, value)
-        if name == AGE_KEY and self._node.observer is not None:
-            self._node.observer(self._node, self._component)
+        node = self._node
+        if name == AGE_KEY and node is not None and node.observer is not None:
+            node.observer(node, self._component)
+
+    def forget_node(self) -> None:
+        """The node left its tree."""
+        self._node = None
 
 
 class PathLockData(ComponentData):
@@ -40,7 +45,7 @@ class PathLockData(ComponentData):
     __slots__ = ("_node", "below", "own")
 
     def __init__(self, node: UnifiedTreeNode) -> None:
-        self._node = node
+        self._node: UnifiedTreeNode | None = node
         self.own = 0
         self.below = 0
         self.value = None
@@ -54,6 +59,8 @@ class PathLockData(ComponentData):
 
     @property
     def lock_ref(self) -> int:
+        if self._node is None:
+            return self.own
         total = 0
         stack = [self._node]
         while stack:
@@ -67,6 +74,10 @@ class PathLockData(ComponentData):
     @lock_ref.setter
     def lock_ref(self, value: int) -> None:
         self.own = value - (self.lock_ref - self.own)
+
+    def forget_node(self) -> None:
+        """The node left its tree, childless."""
+        self._node = None
 
 
 class UnifiedTreeNode(RadixNode):
@@ -84,6 +95,14 @@ class UnifiedTreeNode(RadixNode):
         for ct in _AUXILIARY:
             metadata = NodeMetadata(self, ct) if ct in tree_components else {}
             self.component_data.append(ComponentData(metadata=metadata))
+
+    def leave(self) -> None:
+        """Out of the tree: no link up, and none back from its parts, so that its memory goes with the last user (G15)."""
+        self.parent = None
+        self.full_data.forget_node()
+        for data in self.component_data:
+            if isinstance(data.metadata, NodeMetadata):
+                data.metadata.forget_node()
 
     @property
     def rank(self) -> int:

@@ -164,7 +164,7 @@ class PrefixTree:
                 f"node {leaf.id} cannot be removed: root, detached, locked or with children"
             )
         del parent.children[slot]
-        leaf.parent = None
+        leaf.leave()
         self.accounts.forget(leaf)
         parent.access_time = max(parent.access_time, leaf.access_time)
         self.accounts.sync(parent)
