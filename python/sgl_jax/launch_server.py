@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
 from sgl_jax.srt.server_args.cli import build_parser
@@ -74,14 +77,31 @@ def arguments_text(args: ServerArgs) -> str:
     return "\n".join(["Arguments (all others are defaults):", *lines])
 
 
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+@contextlib.contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM end the process with 0 and no traceback, until the server drains by itself."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, _leave) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
+
+
 def serve(args: ServerArgs, on_ready: Callable[[ServerArgs], None] | None = None) -> int:
     """Serves; returns the exit code."""
-    check_model_path(args)
-    configure_logging(args.log_level)
-    choose_platform(args)
-    from sgl_jax.srt.entrypoints.http_server import launch
+    with leaving_on_signals():
+        check_model_path(args)
+        configure_logging(args.log_level)
+        choose_platform(args)
+        from sgl_jax.srt.entrypoints.http_server import launch
 
-    return launch(args, on_ready=on_ready)
+        return launch(args, on_ready=on_ready)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m sgl_jax.launch_server") -> int:

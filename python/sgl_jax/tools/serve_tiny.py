@@ -81,10 +81,29 @@ def try_it(args: ServerArgs) -> str:
         "ignore_eos": True,  # a model with random weights may end at once
     }
     return (
-        "\nReady. Try it (the second time reports cached_tokens > 0):\n\n"
+        f"\nReady. Try it{_what_to_expect(args)}:\n\n"
         f"  curl -s {base}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'\n\n"
         f"  curl -s {base}/get_server_info{key}\n"
     )
+
+
+_SURE_TO_SPAN = 8
+"""Tokens that the suggested chat has at least, whatever the tokenizer and the template."""
+
+
+def _what_to_expect(args: ServerArgs) -> str:
+    """What the suggested chat shows, so far as it is certain: whole pages are reused, and random weights say nothing."""
+    said = []
+    if args.served_model_name == TINY_NAME:
+        said.append("the tiny model's weights are random, so its text means nothing")
+    if not args.disable_radix_cache:
+        if args.page_size <= _SURE_TO_SPAN:
+            said.append("the second time reports cached_tokens > 0")
+        else:
+            said.append(
+                f"cached_tokens counts whole pages of {args.page_size} tokens, so only a longer prompt has any"
+            )
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,9 +12,8 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from sgl_jax.srt.entrypoints.http_io import json_response
-from sgl_jax.srt.entrypoints.sequences import new_rid
+from sgl_jax.srt.entrypoints.probe import generate_one_token
 from sgl_jax.srt.managers.frontend.errors import RequestError
-from sgl_jax.srt.managers.io_struct import GenerateReq, SamplingParams
 from sgl_jax.srt.managers.tokenizer_manager import TokenizerManager
 
 router = APIRouter()
@@ -52,14 +51,6 @@ async def health(request: Request) -> Response:
 @router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> Response:
     return _answer(request, ("ready",))
-
-
-async def generate_one_token(manager: TokenizerManager) -> None:
-    """One token through the whole path. Raises RequestError when it fails."""
-    request = GenerateReq(
-        rid="health-" + new_rid(), input_ids=[0], sampling=SamplingParams(max_new_tokens=1, temperature=0.0)
-    )
-    await manager.finish(await manager.submit(request, counted=False))
 
 
 @router.get("/health_generate")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import uvicorn
-
-from sgl_jax.srt.entrypoints.app import create_app
 from sgl_jax.srt.entrypoints.launcher import Launcher, ServerFailed, StartRefused
 from sgl_jax.srt.entrypoints.scheduler_child import SchedulerTarget, real_scheduler
 from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
@@ -20,14 +16,6 @@ from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
 logger = logging.getLogger(__name__)
 
 OnReady = Callable[[ServerArgs], None]
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the drain is ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def bind(args: ServerArgs) -> socket.socket:
@@ -69,21 +57,20 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     launcher = Launcher(args, target)
     manager = await launcher.start()
-    app = create_app(manager)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=args.log_level == "debug",
-        lifespan="off",
-        timeout_keep_alive=120,
-        timeout_graceful_shutdown=5,
-    )
-    server = _Server(config)
+    try:
+        from sgl_jax.srt.entrypoints.listener import (
+            Listener,
+        )  # dear: imported while the scheduler process loads
+
+        server = Listener(manager)
+    except BaseException:
+        await launcher.stop()
+        raise
     tasks: dict[str, asyncio.Task[Any]] = {
         "http": asyncio.create_task(server.serve(sockets=[sock])),
         "watch": asyncio.create_task(launcher.watch()),
         "stop": asyncio.create_task(stop.wait()),
-        "warm": asyncio.create_task(_warm(launcher, app.state.warm, args, on_ready)),
+        "warm": asyncio.create_task(_warm(launcher, server.warm, args, on_ready)),
     }
     failed = await _until_end(tasks)
     if failed is None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from multiprocessing.context import SpawnProcess
 
-from sgl_jax.srt.entrypoints.health import generate_one_token
+from sgl_jax.srt.entrypoints.probe import generate_one_token
 from sgl_jax.srt.entrypoints.scheduler_child import (
     SchedulerTarget,
     real_scheduler,
