@@ -306,10 +306,13 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         units = check_transfer(source, target, TransferView(mapping, self._live_either(rank), self._limit()))
         if source.size == 0:
             return
-        if self.strict and not full.units_allocated(target // self.page_size, rank).all():
-            raise OwnershipError(
-                f"dp_rank={rank} pool=full: a target slot of the SWA transfer is not allocated"
-            )
+        if self.strict:
+            unowned = target[~full.units_allocated(target // self.page_size, rank)]
+            if unowned.size:
+                raise OwnershipError(
+                    f"dp_rank={rank} pool=full: target slots {unowned[:_SHOWN].tolist()} of the SWA transfer are not "
+                    f"allocated"
+                )
         owned = full.owned_units(units, rank)
         swa_slots = mapping.read(source)
         mapping.clear_tokens(source)

@@ -50,6 +50,11 @@ def check_transfer(source: IntArray, target: IntArray, view: TransferView) -> In
         _refuse(f"{where}: {name} pages would be torn apart", ordered[1:][ordered[1:] == ordered[:-1]])
     mapped = mapping.mapped_rows(pairs[:, 1]).any(axis=1)
     _refuse(f"{where}: target pages are partly mapped", pairs[mapped, 1])
+    # A page that got SWA for only some of its tokens would pass for a shorter one.
+    _refuse(
+        f"{where}: target pages are named only in part",
+        named_pages(target, page_size, view.live_tokens).partial,
+    )
     return pages
 
 

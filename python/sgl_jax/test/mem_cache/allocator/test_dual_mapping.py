@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sgl_jax.srt.mem_cache.allocator import free_group
-from sgl_jax.srt.mem_cache.errors import OwnershipError
+from sgl_jax.srt.mem_cache.errors import OwnershipError, PartialPageError
 from sgl_jax.test.mem_cache.allocator.build import dual, ids, image, mapping_of, matrix, sizes, span
 
 
@@ -106,10 +106,27 @@ def test_transfer_refuses_a_target_page_that_is_partly_mapped():
         a.transfer_swa_mapping(second, first, dp_rank=0)
 
 
+def test_transfer_refuses_a_target_page_that_holds_more_tokens():
+    """Rule 6, D01: FULL page 1 holds 4 tokens; with SWA for 4 and 5 only it would be released by naming these two."""
+    a = dual(4, 6, 6)
+    long = a.alloc(4)
+    a.free_swa(long)
+    short = a.alloc_extend([0], [2], [-1], 2)
+    before = image(a)
+    with pytest.raises(ValueError, match=r"target pages are named only in part: \[1\]"):
+        a.transfer_swa_mapping(short, long[:2], dp_rank=0)
+    assert image(a) == before
+    with pytest.raises(PartialPageError, match=r"slots \[4, 5\]"):
+        a.free(long[:2])
+    assert sizes(a) == (16, 20)
+
+
 def test_strict_transfer_refuses_a_target_nobody_owns():
     a = dual(4, 6, 6)
     slots = a.alloc(4)
-    with pytest.raises(OwnershipError, match="target slot of the SWA transfer is not allocated"):
+    with pytest.raises(
+        OwnershipError, match=r"dp_rank=0 pool=full: target slots \[8, 9, 10, 11\] of the SWA"
+    ):
         a.transfer_swa_mapping(slots, span(8, 12), dp_rank=0)
 
 
