@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import json
 import random
 import re
@@ -14,6 +16,7 @@ import openai
 import pytest
 
 from sgl_jax.test.entrypoints.running import REAL, running
+from sgl_jax.tools.ledger_view import main as ledger_command
 
 PAGE = 16
 FLAGS = (
@@ -296,6 +299,84 @@ def test_d65_generate_then_flush_at_once(cold):
     for _ in range(20):
         cold.generate(text="hello", sampling_params={"max_new_tokens": 2})
         assert cold.client.get("/flush_cache?timeout=5").status_code == 200
+
+
+@contextlib.contextmanager
+def long_request(server, tokens=120):
+    """A request in the middle of its decode; yields the future of its answer. Nothing of it is left behind."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        sampling = {**GREEDY, "max_new_tokens": tokens}
+        answer = pool.submit(server.generate, text=LONG, rid="long", sampling_params=sampling)
+        while not (state := live(server)) or state[0]["output_tokens"] == 0:
+            time.sleep(0.01)
+        try:
+            yield answer
+        finally:
+            server.post("/continue_generation", {})
+            server.post("/abort_request", {"abort_all": True})
+            answer.result(60)
+
+
+def live(server):
+    return server.client.get("/get_server_info").json()["internal_states"][0]["requests"]
+
+
+def pause(server, mode):
+    return server.post("/pause_generation", {"mode": mode})
+
+
+def test_pause_modes(cold):
+    """D30: in_place keeps memory and place, retract gives both back, abort ends; what goes on says the same words."""
+    alone = cold.generate(text=LONG, sampling_params={**GREEDY, "max_new_tokens": 120})["output_ids"]
+    assert pause(cold, "nap").status_code == 400
+    with long_request(cold) as answer:
+        assert pause(cold, "in_place").json() == {"success": True, "paused": True, "mode": "in_place"}
+        (before,) = live(cold)
+        time.sleep(0.2)
+        assert live(cold) == [before] and before["state"] == "decode"
+        assert "1 running request(s)" in cold.client.get("/flush_cache").text
+        assert pause(cold, "retract").status_code == 200
+        (waiting,) = live(cold)
+        assert (waiting["state"], waiting["wait_reason"]) == ("waiting", "generation is paused")
+        held = ledger(cold)
+        assert held["full_request_owned"] == held["swa_request_owned"] == held["full_tree_protected"] == 0
+        cold.post("/continue_generation", {})
+        assert answer.result(60)["output_ids"] == alone
+    with long_request(cold) as answer:
+        assert pause(cold, "abort").status_code == 200
+        ended = answer.result(60)["meta_info"]["finish_reason"]
+        assert ended["type"] == "abort" and "paused" in ended["message"]
+        assert live(cold) == []
+    assert cold.client.get("/flush_cache").status_code == 200
+
+
+def test_d65_d69_a_flush_waits_alone_and_gives_up_in_time(cold):
+    """D65, D69: refused with what is pending; one waits, a second is told so; expiry and success leave the server working."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, long_request(cold) as answer:
+        pause(cold, "in_place")
+        refused = cold.client.get("/flush_cache?format=json").json()
+        assert refused["success"] is False and refused["pending"] == ["1 running request(s)"]
+        first = pool.submit(cold.client.get, "/flush_cache?timeout=1")
+        time.sleep(0.3)
+        second = cold.client.get("/flush_cache?timeout=1")
+        assert second.status_code == 400 and "already in progress" in second.text
+        assert first.result(60).status_code == 400 and "did not become idle in time" in first.result().text
+        waiting = pool.submit(cold.client.get, "/flush_cache?timeout=60&format=json")
+        time.sleep(0.2)
+        cold.post("/continue_generation", {})
+        assert waiting.result(60).json()["ranks"][0]["pools"]["full"]["leaked"] == 0
+        assert answer.done()
+
+
+def test_who_owns_a_slot_on_the_command_line(cold, capsys):
+    cold.generate(text=LONG, sampling_params=GREEDY)
+    assert ledger_command([cold.url, "--slot", str(PAGE), "--pool", "swa"]) == 0
+    out = capsys.readouterr().out
+    assert f"rank 0, swa slot {PAGE} — tree: node " in out and out.endswith(
+        "sound: every slot has exactly one owner\n"
+    )
+    assert ledger_command([cold.url, "--slot", "5", "--rank", "3"]) == 2
+    assert "rank is '3', must be an integer, at most 0" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
