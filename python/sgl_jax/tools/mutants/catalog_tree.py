@@ -59,8 +59,8 @@ MATCH: tuple[Mutant, ...] = (
     Mutant(
         "split_not_page_aligned",
         _TREE,
-        "        shared = floor_page(child.key.match_len(rest), self.page_size)\n",
-        "        shared = child.key.match_len(rest)\n",
+        ", self.page_size)\n        if shared == 0:\n",
+        ", 1)\n        if shared == 0:\n",
     ),
     Mutant(
         "split_keeps_views",
