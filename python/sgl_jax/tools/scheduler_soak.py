@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from sgl_jax.test.managers.fuzz.config import ROUTES
 from sgl_jax.test.managers.fuzz.runner import case, run_case, shrink
 
+#: A broken build fails everywhere; more than this many failures say nothing new.
+MOST_FAILURES = 20
+
 
 @dataclass
 class SoakReport:
@@ -34,7 +37,7 @@ class SoakReport:
 
     def lines(self) -> list[str]:
         rate = self.cases / self.seconds if self.seconds else 0.0
-        head = f"scheduler soak: {self.cases} cases, seed {self.seed}, {self.seconds:.1f} s, {rate:.1f} cases/s, failures {self.failures}"
+        head = f"scheduler soak: {self.cases} cases, seed {self.seed}, {self.seconds:.1f} s, {rate:.1f} cases/s, failures {len(self.failures)} {self.failures[:20]}"
         totals = "  " + ", ".join(f"{name} {count}" for name, count in sorted(self.totals.items()))
         ends = "  ends: " + ", ".join(f"{name} {count}" for name, count in sorted(self.ends.items()))
         routes = "  routes: " + ", ".join(f"{name} {count}" for name, count in sorted(self.routes.items()))
@@ -77,7 +80,7 @@ def soak(args: argparse.Namespace) -> SoakReport:
         alive = run_one(report, index, args.route, args.every, args.shrink)
         index += 1
         report.seconds = time.monotonic() - start
-        if not alive and not args.keep_going:
+        if not alive and (not args.keep_going or len(report.failures) >= MOST_FAILURES):
             break
         if report.seconds - said >= 60:
             said = report.seconds

@@ -106,24 +106,6 @@ def _common(a: list[int], b: list[int]) -> int:
     return min(len(a), len(b))
 
 
-def must_fit(config: FuzzConfig, prompt: int, new_tokens: int) -> bool:
-    """Whether an accepted request, alone on its rank, can never run out of memory.
-
-    Besides its decode peak a request keeps the window slots locked that the tree took over from its prompt: less than two windows,
-    on the legacy route the whole prompt (its nodes are as long as the chunk that made them).
-    """
-    if config.tight:
-        return False
-    if not config.hybrid:
-        return True
-    page = config.page
-    locked = {"unified_swa": 2 * ceil_page(config.window, page), "swa_chunk": 0}.get(
-        config.route, ceil_page(prompt, page)
-    )
-    most = min(ceil_page(prompt + new_tokens, page), locked + config.rules.decode_peak)
-    return most + config.rules.margin <= config.swa_tokens
-
-
 def longest_output(config: FuzzConfig, prompt: int, wanted: int) -> int:
     """The request's limit after clipping to context and FULL pool."""
     fits = floor_page(config.full_tokens, config.page) - config.page - prompt
@@ -141,8 +123,7 @@ def _stop_index(config: FuzzConfig, sent: Sent) -> int | None:
             return at
         if not submit.stop:
             continue
-        text = LetterTokenizer().decode(sent.output[: at + 1])
-        if any(stop in text[-len(stop) - 8 :] for stop in submit.stop):
+        if LetterTokenizer().decode(sent.output[: at + 1]).endswith(submit.stop):
             return at
     return None
 
@@ -194,6 +175,6 @@ def _check_abort(
     if "queue is full" in message:
         full = config.max_queued is not None and sent.queued >= config.max_queued
         return None if full else f"{sent.rid}: {message}"
-    if must_fit(config, prompt, limit):
+    if not config.tight:  # alone on its rank, an accepted request can always go on
         return f"{sent.rid}: prompt {prompt}, {len(sent.output)} tokens out: {message}"
     return None

@@ -2,7 +2,7 @@
 
 Operations: ``submit`` a :class:`Submit`; ``step`` n turns; ``abort`` the k-th newest rid; ``abort_all``; ``pause`` mode;
 ``continue``; ``flush`` timeout; ``view`` kind; ``tick`` seconds; ``settle`` (continue, run until idle, check the books);
-``probe`` a prompt twice on a cold cache; ``shutdown`` drain.
+``probe`` a prompt twice on a cold cache; ``twin`` a prompt beside itself; ``shutdown`` drain.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Submit:
     top: int = 0
     extra_key: str | None = None
     dp_rank: int | None = None
+    reuse_rid: bool = False
     bad: str = ""
 
     def prompt(self, window: int | None) -> list[int]:
@@ -161,7 +162,9 @@ def draw_submit(rng: random.Random, config: FuzzConfig, profile: Profile, sent: 
         continued=continued,
         tail=tail,
         tail_seed=seed,
-        max_new=rng.choice([1, 1, 2, 5, rng.randint(1, most), rng.randint(1, most), most]),
+        max_new=rng.choice(
+            [1, 1, 2, 5, rng.choice([0, 3]), rng.randint(1, most), rng.randint(1, most), most]
+        ),
         copies=rng.choice([1] * 9 + [2, 3]),
         stream=rng.random() < 0.5,
         stop_ids=tuple(rng.randrange(FIRST_TOKEN, VOCAB) for _ in range(rng.choice([1, 30])))
@@ -176,6 +179,7 @@ def draw_submit(rng: random.Random, config: FuzzConfig, profile: Profile, sent: 
         top=rng.choice([0, 2]) if logprob else 0,
         extra_key=rng.choice([None, "a", "b"]) if extra else None,
         dp_rank=rng.choice([None, 0, 1, 7]) if extra else None,
+        reuse_rid=extra and rng.random() < 0.2,
         bad=rng.choice(["empty", "id"]) if extra and rng.random() < 0.05 else "",
     )
 
@@ -196,6 +200,9 @@ def draw_ops(rng: random.Random, config: FuzzConfig) -> list[Op]:
     ops.append(("settle", None))
     if rng.random() < 0.5:
         ops.append(("probe", rng.choice(sent)))
+    if rng.random() < 0.5:
+        length = rng.randint(config.page + 1, max(config.page + 1, config.context // 3))
+        ops.append(("twin", Submit(rng.randrange(_BASES), length)))
     if rng.random() < 0.15:
         ops += [("submit", rng.choice(sent)), ("step", rng.randint(0, 3)), ("shutdown", rng.random() < 0.5)]
         ops += [("submit", rng.choice(sent)), ("settle", None)]

@@ -27,6 +27,20 @@ from sgl_jax.test.managers.fuzz.traffic import Op, Submit
 MAX_STEPS = 30_000
 
 
+def plain_copy(submit: Submit, max_new: int) -> Submit:
+    """The same prompt on rank 0 without any extras."""
+    return Submit(
+        submit.base,
+        submit.length,
+        submit.continued,
+        submit.tail,
+        submit.tail_seed,
+        max_new,
+        ignore_eos=True,
+        dp_rank=0,
+    )
+
+
 class FuzzFailure(AssertionError):
     """A promise of the scheduler that did not hold."""
 
@@ -56,6 +70,7 @@ class FuzzWorld:
         self.stats = CaseStats()
         self.sent: dict[str, Sent] = {}
         self.order: list[str] = []
+        self.past: list[Sent] = []
         self.asked: dict[str, str] = {}
         self.digest = hashlib.sha256()
         self.paused = self.shut = False
@@ -83,7 +98,7 @@ class FuzzWorld:
         self._check(check_out(self.config, sent, out))
         if sent.first is None and (out.token_ids or out.cached_tokens):
             sent.first = out
-            peers = [peer for peer in self.sent.values() if peer is not sent]
+            peers = [peer for peer in (*self.past, *self.sent.values()) if peer is not sent]
             self._check(cached_bound(self.config, sent, out, peers))
             self.stats.cached += out.cached_tokens
         if out.finish is not None:
@@ -100,7 +115,7 @@ class FuzzWorld:
         if kind == "flush" and reply.ok:
             self.stats.flushes += 1
             self._check_cold()
-            for sent in self.sent.values():
+            for sent in (*self.past, *self.sent.values()):
                 sent.forgotten = True
             # The terminal message of a request that the flush itself drained comes after the reply.
             if self.scheduler.roster.by_rid:
@@ -128,7 +143,7 @@ class FuzzWorld:
     def _submit(self, submit: Submit) -> Sent:
         config = self.config
         prompt = submit.prompt(config.window if config.hybrid else None)
-        rid = f"r{len(self.order)}"
+        rid = self._rid(submit)
         self.order.append(rid)
         sent = self.sent[rid] = Sent(rid, submit, prompt, queued=self.scheduler.roster.queued_count)
         self.stats.requests += 1
@@ -155,6 +170,14 @@ class FuzzWorld:
             )
         )
         return sent
+
+    def _rid(self, submit: Submit) -> str:
+        """A fresh rid, or that of a request that has ended."""
+        ended = [sent for sent in self.sent.values() if sent.end is not None] if submit.reuse_rid else []
+        if not ended:
+            return f"r{len(self.order)}"
+        self.past.append(ended[-1])
+        return ended[-1].rid
 
     def _do_step(self, count: int) -> None:
         for _ in range(count):
@@ -266,6 +289,33 @@ class FuzzWorld:
             raise FuzzFailure(
                 f"a prompt of {len(sent.prompt)} tokens sent twice alone hits {hits}, expected [0, {wanted}]"
             )
+
+    def _do_twin(self, submit: Submit) -> None:
+        """The prompt of a running request, sent again, is cached already: it was stored when its prefill ended."""
+        self._do_settle(None)
+        if self.shut:
+            return
+        first = self._submit(plain_copy(submit, 200))
+        for _ in range(MAX_STEPS):
+            if first.first is not None or first.end is not None:
+                break
+            self._turn()
+        second = self._submit(plain_copy(submit, 1))
+        for _ in range(MAX_STEPS):
+            if second.end is not None or first.end is not None:
+                break
+            self._turn()
+        alive, hit = first.end is None, second.end
+        exact = (
+            self.config.hybrid and len(first.prompt) % self.config.page == 0
+        )  # its window is not locked one page short
+        if alive and hit is not None and hit.finish and hit.finish.type != "abort" and not exact:
+            wanted = floor_page(len(first.prompt) - 1, self.config.page) if self.config.radix else 0
+            retracted = self.scheduler.roster.by_rid[first.rid].retractions
+            if hit.cached_tokens != wanted and not retracted:
+                raise FuzzFailure(
+                    f"the prompt of a running request hits {hit.cached_tokens}, expected {wanted}"
+                )
 
     def finish(self) -> None:
         """The end of the case: everything ended, books balanced, pools cold after a flush."""
