@@ -293,3 +293,16 @@ def test_nothing_of_an_earlier_life_shows_in_a_new_short_page(op: str) -> None:
         assert alloc.alloc_decode([5], ids(7), dp_rank=0).tolist() == [8]
     assert alloc.full_to_swa_index_mapping[8:12].tolist() == [8, 0, 0, 0]
     assert alloc.check() == []
+
+
+def test_a_short_transfer_onto_a_longer_page_is_refused() -> None:
+    """D01, rule 6: page 1 holds 4 tokens; with SWA for two of them it would be released by naming these two."""
+    alloc = build_allocator(4, 4, 4, 1)
+    long = alloc.alloc(4)
+    alloc.free_swa(long)
+    short = alloc.alloc_extend([0], [2], ids(-1), 2, dp_rank=0)
+    assert (long.tolist(), short.tolist()) == ([4, 5, 6, 7], [8, 9])
+    with pytest.raises(ValueError, match="only in part"):
+        alloc.transfer_swa_mapping(short, long[:2], dp_rank=0)
+    assert alloc.full_to_swa_index_mapping[4:10].tolist() == [0, 0, 0, 0, 8, 9]
+    assert sizes(alloc) == (8, 12)

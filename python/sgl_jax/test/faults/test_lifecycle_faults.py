@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sgl_jax.srt.mem_cache.common import release_kv_cache
+from sgl_jax.srt.mem_cache.errors import LockReceiptError
 from sgl_jax.srt.mem_cache.ledger import validate_swa_cache_ledger
 from sgl_jax.srt.mem_cache.window import reclaim_boundary
 from sgl_jax.test.faults.kit import Kit, seq
@@ -264,3 +265,38 @@ def test_an_overallocated_end_is_an_error_that_leaks_nothing() -> None:
         release_kv_cache(req, kit.cache)
     assert kit.available() == (60, 60) and req.req_pool_idx is None
     kit.assert_cold_after_evicting_all()
+
+
+@pytest.mark.parametrize("call", ["commit", "finish", "abort"])
+def test_a_request_that_outlived_a_reset_touches_nothing(call: str) -> None:
+    """D34: its FULL 1..8 belong to somebody else by now; the late call is refused before it frees or inserts them."""
+    kit = Kit(window=4)
+    late = kit.admit(seq(8))
+    kit.commit(late)
+    kit.cache.reset()
+    kit.allocator.clear()
+    other = kit.admit(seq(8, start=500))
+    assert kit.slots(other) == kit.slots(late) == list(range(1, 9))
+    with pytest.raises(LockReceiptError, match="not in the tree any more"):
+        getattr(kit, call)(late)
+    assert kit.available() == (56, 56) and kit.views() == []
+    assert kit.allocator.full_to_swa_index_mapping[1:9].tolist() == list(range(1, 9))
+
+
+@pytest.mark.parametrize("call", ["commit", "finish", "abort"])
+def test_a_request_without_rank_is_refused_with_two_ranks(call: str) -> None:
+    """Fault 7: rank 0 owns equal slots; a request of rank 1 that lost its rank must not give them back."""
+    kit = Kit(page=4, window=4, dp=2)
+    kit.insert(seq(8))
+    req = kit.admit(seq(8), rank=1)
+    assert kit.slots(req) == list(range(4, 12))
+    req.dp_rank = None
+    with pytest.raises(ValueError, match="no dp_rank on 2"):
+        getattr(kit, call)(req)
+    with pytest.raises(ValueError, match="without dp_rank on 2"):
+        kit.cache.evict_req_swa(req, 24)
+    assert kit.available(0) == kit.available(1) == (56, 56) and len(kit.match(seq(8))) == 8
+    req.dp_rank = 1
+    kit.finish(req)
+    kit.assert_idle(0)
+    kit.assert_idle(1)

@@ -129,6 +129,12 @@ ALLOCATOR: tuple[Mutant, ...] = (
         "        return max(self.full_available_size",
     ),
     Mutant(
+        "alloc_transfer_part_of_target",
+        _A + "transfer.py",
+        "named_pages(target, page_size, view.live_tokens).partial",
+        "source[:0]",
+    ),
+    Mutant(
         "alloc_translate_ignores_gaps",
         _SWA,
         "        if require_mapped and not swa_slots.all():\n",

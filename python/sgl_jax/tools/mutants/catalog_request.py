@@ -123,6 +123,24 @@ REQUEST: tuple[Mutant, ...] = (
         "            return build_radix_key(req, length)\n",
     ),
     Mutant(
+        "request_of_a_reset_tree",
+        _LIFE,
+        "        if node.parent is None or not cache.tree.owns(node):\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "request_without_rank",
+        _M + "unified_cache_components/receipts.py",
+        '    if ranks > 1 and getattr(req, "dp_rank", None) is None:\n',
+        "    if False:\n",
+    ),
+    Mutant(
+        "reclaim_without_rank",
+        _M + "unified_cache_components/receipts.py",
+        "        if ranks > 1:\n",
+        "        if False:\n",
+    ),
+    Mutant(
         "mirror_lags_behind",
         _M + "unified_cache_components/receipts.py",
         "    req.swa_uuid_for_lock = None if result is None else result.swa_uuid_for_lock\n",

@@ -10,7 +10,7 @@ import pytest
 
 from sgl_jax.srt.mem_cache.base_prefix_cache import DecLockRefParams
 from sgl_jax.srt.mem_cache.common import release_kv_cache
-from sgl_jax.srt.mem_cache.errors import LockReceiptError, TreeInvariantError
+from sgl_jax.srt.mem_cache.errors import TreeInvariantError
 from sgl_jax.srt.mem_cache.radix_tree.key import TokenBuffer
 from sgl_jax.test.mem_cache.unified.desk import FULL, GEOMETRY, GEOMETRY_IDS, SWA, Desk
 
@@ -206,46 +206,6 @@ def test_reclaim_refuses_a_foreign_rank_and_an_odd_boundary() -> None:
         desk.cache.evict_req_swa(req, 32, 1)
     req.req_pool_idx = None
     assert desk.cache.evict_req_swa(req, 32, 1) is None
-
-
-@pytest.mark.parametrize("is_insert", [True, False])
-def test_a_request_without_rank_is_refused_before_anything_changes(is_insert: bool) -> None:
-    """Fault 7: its slots 4..11 are rank 1's; rank 0 owns equal ids and keeps them."""
-    desk = Desk(4, 4, dp=2)
-    desk.rank = 0
-    desk.insert("xy")
-    desk.rank = 1
-    req = desk.request("ab")
-    assert desk.row(req)[:8].tolist() == list(range(4, 12))
-    req.dp_rank = None
-    with pytest.raises(ValueError, match="request r has no dp_rank on 2"):
-        desk.cache.cache_unfinished_req(req)
-    with pytest.raises(ValueError, match="request r has no dp_rank on 2"):
-        release_kv_cache(req, desk.cache, is_insert=is_insert)
-    assert desk.picture() == [] and desk.available() == (62, 62)
-    req.dp_rank = 1
-    release_kv_cache(req, desk.cache, is_insert=is_insert)
-    desk.rank = 0
-    assert desk.picture() == ["/x S", "x/y S"] and desk.available() == (62, 62)
-    desk.sound()
-
-
-@pytest.mark.parametrize("call", ["unfinished", "finish", "abort"])
-def test_a_request_that_outlived_a_reset_touches_nothing(call: str) -> None:
-    """D34, RFC 5: its FULL 1..8 are handed out again after the reset; the late release is refused before it frees them."""
-    desk = Desk(1, 4)
-    req = desk.request("abcdefgh")
-    desk.cache.cache_unfinished_req(req)
-    desk.cache.reset()
-    desk.allocator.clear()
-    assert desk.alloc(8).tolist() == list(range(1, 9))
-    with pytest.raises(LockReceiptError, match=r"request r: its node .* is not in the tree any more"):
-        if call == "unfinished":
-            desk.cache.cache_unfinished_req(req)
-        else:
-            release_kv_cache(req, desk.cache, is_insert=call == "finish")
-    assert desk.available() == (56, 56) and desk.picture() == []
-    assert desk.mapped(*range(1, 9)) == list(range(1, 9))
 
 
 @geometry
