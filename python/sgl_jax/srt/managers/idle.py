@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sgl_jax.srt.managers.kv_memory import KVMemory
-from sgl_jax.srt.managers.memory_checks import check_memory
+from sgl_jax.srt.managers.memory_checks import check_memory, counter_violations
 from sgl_jax.srt.managers.overlap import Pipeline
 from sgl_jax.srt.managers.roster import Roster
 from sgl_jax.srt.mem_cache.errors import LedgerViolationError, Violation
@@ -73,9 +73,11 @@ class IdleMonitor:
             self.on_idle()
 
     def on_idle(self) -> None:
-        self.check_memory()
+        """The edge itself. Raises LedgerViolationError, after the crash bundle, with all that counters and ledger find."""
+        memory = self._memory
+        found = counter_violations(memory.cache, memory.allocator, memory.rows, self._roster.dp_size)
         check = self.violations if self._deep else self._ledger_violations
-        self._fail_on(check(require_idle=True))
+        self._fail_on(found + check(require_idle=True))
         self.became_idle()
 
     # ------------------------------------------------------------------------------------------------------------- checks

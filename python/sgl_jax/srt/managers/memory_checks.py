@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sgl_jax.srt.mem_cache.errors import Violation
+
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
@@ -85,6 +87,22 @@ def check_rows(rows: Any) -> None:
     free = rows.available_size()
     if free != rows.size:
         raise ValueError(f"{rows.size - free} of {rows.size} request rows are held while idle")
+
+
+def counter_violations(cache: Any, allocator: Any, rows: Any, dp_size: int) -> list[Violation]:
+    """All that :func:`check_memory` would raise for, one after the other."""
+    found = []
+    for rank in range(dp_size):
+        for counts in pool_counts(cache, allocator, rank):
+            try:
+                check_counts(counts)
+            except ValueError as error:
+                found.append(Violation("counters", rank, counts.pool, str(error)))
+    try:
+        check_rows(rows)
+    except ValueError as error:
+        found.append(Violation("held_rows", 0, "", str(error)))
+    return found
 
 
 def check_memory(cache: Any, allocator: Any, rows: Any, dp_size: int) -> None:
