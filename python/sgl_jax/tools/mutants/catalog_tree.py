@@ -327,13 +327,13 @@ LOCKS: tuple[Mutant, ...] = (
     Mutant(
         "value_under_lock_counts_evictable",
         _ACC,
-        "            locked = node.full_data.locked if ct is FULL else data.lock_ref > 0\n            (self.protected",
+        "            locked = full.own > 0 or full.below > 0 if ct is FULL else data.lock_ref > 0\n            (self.protected",
         "            locked = False\n            (self.protected",
     ),
     Mutant(
         "lock_not_synced",
         _ACC,
-        "            self.protected[ct][rank] += -size if was else size\n            self.sync(node)\n",
+        "            self.protected[ct][rank] += -size if was else size\n            self._unfiled[rank][node.id] = node\n",
         "            self.protected[ct][rank] += -size if was else size\n",
     ),
 )

@@ -41,14 +41,15 @@ class TokenBuffer:
     Slices handed out by :meth:`key` read the same bytes, so the buffer only ever grows; it never rewrites what a key may see.
     """
 
-    __slots__ = ("_data",)
+    __slots__ = ("_data", "length")
 
     def __init__(self, token_ids: Sequence[int] | npt.NDArray[np.int32] = ()) -> None:
         self._data = bytearray()
+        self.length = 0
         self.extend(token_ids)
 
     def __len__(self) -> int:
-        return len(self._data) // _INT_BYTES
+        return self.length
 
     def extend(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Append ids. Raises OverflowError for an id outside int32."""
@@ -56,11 +57,12 @@ class TokenBuffer:
             self._data += _pack_array(token_ids)
         else:
             self._data += _pack(token_ids)
+        self.length = len(self._data) // _INT_BYTES
 
     def key(self, length: int, extra_key: str | None = None, dp_rank: int | None = None) -> RadixKey:
         """Key over the first ``length`` ids, without a copy. Raises ValueError when fewer ids are present."""
-        if length * _INT_BYTES > len(self._data):
-            raise ValueError(f"key length {length} exceeds the {len(self)} packed token ids")
+        if length > self.length:
+            raise ValueError(f"key length {length} exceeds the {self.length} packed token ids")
         return RadixKey._view(self._data, 0, length, _INT_BYTES, extra_key, dp_rank)
 
 
@@ -223,9 +225,9 @@ def get_child_key(key: RadixKey, page_size: int = 1) -> Any:
     return first
 
 
-def packed_child_key(key: RadixKey, page_size: int) -> ChildKey:
-    """As :func:`get_child_key` with the page's bytes in place of the tuple: one slice, no Python int per token."""
-    first = key.page_bytes(page_size)
+def packed_child_key(key: RadixKey, page_size: int, start: int = 0) -> ChildKey:
+    """As :func:`get_child_key` of ``key[start:]`` with the page's bytes in place of the tuple: one slice, no int per token."""
+    first = key._bytes(start, min(page_size, key.length - start))
     if key.extra_key is None and key.dp_rank is None:
         return first
     return (key.extra_key, key.dp_rank, first)

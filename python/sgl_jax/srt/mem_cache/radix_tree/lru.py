@@ -19,13 +19,11 @@ class Aged(Protocol):
     def end(self) -> int | None: ...
 
 
-_ticks = itertools.count(1)
 _COMPACT_SLACK = 64
 
 
-def get_and_increase_time_counter() -> float:
-    """The next tick. Strictly increasing within the process, shared by all trees and components."""
-    return float(next(_ticks))
+#: The next tick. Strictly increasing within the process, shared by all trees and components.
+get_and_increase_time_counter: Callable[[], float] = itertools.count(1.0).__next__
 
 
 class LruIndex:
@@ -81,7 +79,7 @@ class LruIndex:
 
     def discard(self, node: Aged) -> None:
         """Forget ``node``; no error when it is not filed."""
-        if self._recent.pop(node.id, None) is None:
+        if self._recent.pop(node.id, None) is None and self._late_place:
             self._late_place.pop(node.id, None)
 
     def refile(self, node: Aged) -> None:

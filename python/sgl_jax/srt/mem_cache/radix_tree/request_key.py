@@ -20,7 +20,7 @@ def build_radix_key(req: Any, length: int) -> RadixKey:
     extra_key = getattr(req, "extra_key", None)
     dp_rank = getattr(req, "dp_rank", None)
     packed = getattr(req, "radix_tokens", None)
-    if isinstance(packed, TokenBuffer) and len(packed) >= length:
+    if isinstance(packed, TokenBuffer) and packed.length >= length:
         return packed.key(length, extra_key, dp_rank)
     ids = _ids(req, "radix_input_ids")
     if ids is None:

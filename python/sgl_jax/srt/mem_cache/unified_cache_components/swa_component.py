@@ -182,14 +182,20 @@ class SWAComponent(TreeComponent):
         """
         cuts = [live_from] if live_from else []
         cuts += window_cuts(live_from, node.key.length, self._limit)
-        pieces = [*self.cache.cut_node(node, cuts), node] if cuts else [node]
+        if not cuts:
+            self._give_window(node, swa)
+            return
+        pieces = [*self.cache.cut_node(node, cuts), node]
         offset = live_from
         for piece in pieces[1:] if live_from else pieces:
             size = piece.key.length
-            part = swa[offset - live_from : offset - live_from + size]
-            dict.__setitem__(piece.component_data[SWA].metadata, AGE_KEY, cold_age())  # filed by set_value
-            self.cache.accounts.set_value(piece, SWA, part.copy() if len(pieces) > 1 else part)
+            self._give_window(piece, swa[offset - live_from : offset - live_from + size].copy())
             offset += size
+
+    def _give_window(self, node: UnifiedTreeNode, swa: IntArray) -> None:
+        """A whole tombstone becomes live, and cold."""
+        dict.__setitem__(node.component_data[SWA].metadata, AGE_KEY, cold_age())  # filed by set_value
+        self.cache.accounts.set_value(node, SWA, swa)
 
     def should_skip_leaf_creation(self, total_prefix_len: int, key_len: int, params: InsertParams) -> bool:
         """A leaf wholly below the cursor would be an unmatchable tombstone."""

@@ -67,8 +67,8 @@ class NodeAccounts:
     ) -> None:
         kinds = tuple(components)
         self._can_end_match = can_end_match
-        self.evictable: dict[ComponentType, defaultdict[int, int]] = {ct: defaultdict(int) for ct in kinds}
-        self.protected: dict[ComponentType, defaultdict[int, int]] = {ct: defaultdict(int) for ct in kinds}
+        self.evictable = {ct: defaultdict[int, int](int) for ct in ComponentType}
+        self.protected = {ct: defaultdict[int, int](int) for ct in ComponentType}
         self._leaves: defaultdict[int, LruIndex] = defaultdict(lambda: LruIndex(_full_age))
         self._aux: dict[ComponentType, defaultdict[int, LruIndex]] = {}
         for ct in kinds:
@@ -86,7 +86,8 @@ class NodeAccounts:
         delta = (0 if value is None else len(value)) - (0 if data.value is None else len(data.value))
         data.value = value
         if delta:
-            locked = node.full_data.locked if ct is FULL else data.lock_ref > 0
+            full = node.full_data
+            locked = full.own > 0 or full.below > 0 if ct is FULL else data.lock_ref > 0
             (self.protected if locked else self.evictable)[ct][node.key.dp_rank or 0] += delta
         self._unfiled[node.key.dp_rank or 0][node.id] = node
 
@@ -107,7 +108,7 @@ class NodeAccounts:
             rank = node.key.dp_rank or 0
             self.evictable[ct][rank] += size if was else -size
             self.protected[ct][rank] += -size if was else size
-            self.sync(node)
+            self._unfiled[rank][node.id] = node
 
     def lock_path(self, node: UnifiedTreeNode) -> int:
         """Take one FULL lock that ends at ``node``. Returns the tokens that became protected. O(newly locked nodes)."""
@@ -154,7 +155,7 @@ class NodeAccounts:
         rank = node.key.dp_rank or 0
         self.evictable[FULL][rank] -= step * moved
         self.protected[FULL][rank] += step * moved
-        self.sync(node)
+        self._unfiled[rank][node.id] = node
         return moved
 
     # -- candidates ------------------------------------------------------------------------------------------------

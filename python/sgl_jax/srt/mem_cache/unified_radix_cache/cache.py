@@ -361,26 +361,23 @@ class UnifiedRadixCache(BasePrefixCache):
         """Window of the SWA component; None without one."""
         return self.component_init_params.sliding_window_size if self.has_swa else None
 
-    def _sum(self, table: dict[ComponentType, Any], ct: ComponentType, rank: int) -> int:
-        return int(table[ct].get(rank, 0)) if ct in table else 0
-
     def full_evictable_size(self, dp_rank: int = 0) -> int:
-        return self._sum(self.accounts.evictable, FULL, dp_rank)
+        return self.accounts.evictable[FULL][dp_rank]
 
     def swa_evictable_size(self, dp_rank: int = 0) -> int:
-        return self._sum(self.accounts.evictable, SWA, dp_rank)
+        return self.accounts.evictable[SWA][dp_rank]
 
     def full_protected_size(self, dp_rank: int = 0) -> int:
-        return self._sum(self.accounts.protected, FULL, dp_rank)
+        return self.accounts.protected[FULL][dp_rank]
 
     def swa_protected_size(self, dp_rank: int = 0) -> int:
-        return self._sum(self.accounts.protected, SWA, dp_rank)
+        return self.accounts.protected[SWA][dp_rank]
 
     evictable_size = full_evictable_size
     protected_size = full_protected_size
 
     def recurrent_evictable_size(self, dp_rank: int = 0) -> int:
-        return self._sum(self.accounts.evictable, RECURRENT, dp_rank)
+        return self.accounts.evictable[RECURRENT][dp_rank]
 
     def total_size(self) -> int:
         """FULL tokens in the tree, all ranks."""

@@ -55,7 +55,7 @@ class Inserter:
         facts = InsertFacts(InsertResult(), start)
         node, offset, length = start, start.path_len(), key.length
         while offset < length:
-            child = tree.find_child(node, key[offset:] if offset else key)
+            child = tree.find_child(node, key, offset)
             if child is None:
                 break
             size = child.key.length

@@ -30,7 +30,7 @@ class PrefixTree:
         self.page_size = page_size
         self.components = components
         self.accounts = accounts
-        self.child_key: Callable[[RadixKey], Any] = partial(packed_child_key, page_size=page_size)
+        self.child_key: Callable[..., Any] = partial(packed_child_key, page_size=page_size)
         self.observer = accounts.refile
         self.kinds = tuple(component.component_type for component in components)
         self.root = self._make_root()
@@ -56,15 +56,15 @@ class PrefixTree:
         """Whether ``node`` belongs to this tree and not to one that was reset since (a hand-built node does)."""
         return node.observer is self.observer or node.observer is None
 
-    def find_child(self, node: UnifiedTreeNode, rest: RadixKey) -> UnifiedTreeNode | None:
-        """The child that ``rest`` enters, cut so that all of it matches; None when there is none.
+    def find_child(self, node: UnifiedTreeNode, key: RadixKey, start: int) -> UnifiedTreeNode | None:
+        """The child that ``key[start:]`` enters, cut so that all of it matches; None when there is none.
 
-        ``rest`` is page aligned and not empty, hence so is every node (D10, D11).
+        The rest is page aligned and not empty, hence so is every node (D10, D11).
         """
-        child: UnifiedTreeNode | None = node.children.get(self.child_key(rest))
-        if child is None or rest.startswith(child.key):
+        child: UnifiedTreeNode | None = node.children.get(self.child_key(key, start=start))
+        if child is None or key.startswith(child.key, start):
             return child
-        shared = floor_page(child.key.match_len(rest), self.page_size)
+        shared = floor_page(child.key.match_len(key[start:]), self.page_size)
         if shared == 0:
             return None
         return self.cut_node(child, (shared,))[0]
@@ -91,8 +91,7 @@ class PrefixTree:
                 break
             own = child.key.packed
             if not raw.startswith(own, at):
-                offset = at * length // end
-                child = self.find_child(node, key[offset:])
+                child = self.find_child(node, key, at * length // end)
                 if child is not None:
                     path.append(child)
                 break
