@@ -161,6 +161,6 @@ async def get_cache_ledger(request: Request) -> Response:
     if not manager.args.enable_cache_report:
         raise RequestError("the cache ledger is off; start with --enable-cache-report", 403)
     reply = await manager.get_cache_ledger(_slot_question(request, manager.args.dp_size))
-    failed = int(reply.data.get("status") or 500)
-    body: dict[str, Any] = {"internal": True, **reply.data}
-    return json_response(body, 200 if reply.ok else failed)
+    if not reply.ok:
+        raise RequestError(str(reply.data.get("message")), int(reply.data.get("status") or 500))
+    return json_response({"internal": True, **reply.data})

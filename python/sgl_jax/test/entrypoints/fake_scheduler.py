@@ -194,6 +194,10 @@ class FakeScheduler:
             }
         elif message.kind == "ledger":
             data = {"route": "Fake", "ranks": [{"dp_rank": 0, "full_capacity": 1000}]}
+            if message.args.get("slot") == 501:
+                data = {"message": "this model has one KV pool", "status": 501}
+                self.send(Reply(req_id=message.req_id, ok=False, data=data))
+                return
             if message.args:
                 data["slot"] = {"asked": message.args, "description": "free"}
         self.send(Reply(req_id=message.req_id, ok=True, data=data))

@@ -183,6 +183,13 @@ def test_ledger_answers_who_owns_a_slot(server):
     assert server.client.get("/get_cache_ledger?slot=3").json()["slot"]["asked"]["pool"] == "full"
 
 
+def test_a_ledger_the_backend_lacks_is_501_in_the_one_error_form(server):
+    answer = server.client.get("/get_cache_ledger?slot=501")
+    assert answer.status_code == 501
+    error = answer.json()["error"]
+    assert (error["message"], error["type"]) == ("this model has one KV pool", "server_error")
+
+
 @pytest.mark.parametrize(
     ("query", "says"),
     [
