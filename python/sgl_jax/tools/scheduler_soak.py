@@ -8,6 +8,7 @@ scheduler over a numpy device that knows the right tokens. The first failure end
 from __future__ import annotations
 
 import argparse
+import hashlib
 import logging
 import sys
 import time
@@ -41,7 +42,8 @@ class SoakReport:
         totals = "  " + ", ".join(f"{name} {count}" for name, count in sorted(self.totals.items()))
         ends = "  ends: " + ", ".join(f"{name} {count}" for name, count in sorted(self.ends.items()))
         routes = "  routes: " + ", ".join(f"{name} {count}" for name, count in sorted(self.routes.items()))
-        return [head, totals, ends, routes]
+        digest = hashlib.sha256("".join(self.digests).encode()).hexdigest()[:16]
+        return [head, totals, ends, routes, f"  digest: {digest}"]
 
 
 def run_one(report: SoakReport, index: int, route: str | None, every: int, want_shrink: bool) -> bool:

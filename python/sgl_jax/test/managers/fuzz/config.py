@@ -91,6 +91,11 @@ class FuzzConfig:
             2 if self.overlap else 1,
         )
 
+    @property
+    def plan(self) -> PoolPlan:
+        demand = PoolDemand(1, 1 if self.hybrid else 0, self.dp, self.context, self.rules)
+        return PoolPlan(demand, self.full_tokens, self.swa_tokens, ("fuzz",))
+
 
 def _window(rng: random.Random, page: int) -> int:
     """Smaller than, equal to and larger than the page, and one off each of them."""
@@ -237,8 +242,6 @@ def build(
 ) -> Scheduler:
     """The scheduler of a configuration over a numpy device that runs as late as it may."""
     args, model = _server_args(config), _model(config)
-    demand = PoolDemand(1, 1 if config.hybrid else 0, config.dp, config.context, config.rules)
-    plan = PoolPlan(demand, config.full_tokens, config.swa_tokens, ("fuzz",))
     route = route_for(args, config.hybrid)
     if route.name != config.route and not (config.route == "chunk" and route.name == "radix"):
         raise AssertionError(f"wanted route {config.route}, the registry gives {route.name}")
@@ -251,7 +254,7 @@ def build(
         dp_size=config.dp,
         max_extend_tokens=config.step_limit,
     )
-    memory = build_memory(args, model, plan, None, config.seats)
+    memory = build_memory(args, model, config.plan, None, config.seats)
     options = SchedulerOptions(load_tokenizer=LetterTokenizer, clock=clock, crash_dir=crash_dir)
     return Scheduler(
         scheduler_config(args, model, config.rules, config.seats, route), memory, worker, send, options

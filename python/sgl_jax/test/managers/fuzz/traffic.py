@@ -2,7 +2,7 @@
 
 Operations: ``submit`` a :class:`Submit`; ``step`` n turns; ``abort`` the k-th newest rid; ``abort_all``; ``pause`` mode;
 ``continue``; ``flush`` timeout; ``view`` kind; ``tick`` seconds; ``settle`` (continue, run until idle, check the books);
-``probe`` a prompt twice on a cold cache; ``twin`` a prompt beside itself; ``shutdown`` drain.
+``probe`` a prompt twice on a cold cache; ``twin`` a prompt beside itself; ``largest`` request of the plan; ``shutdown`` drain.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Profile:
 def draw_profile(rng: random.Random, config: FuzzConfig) -> Profile:
     big = config.page >= 64
     return Profile(
-        requests=rng.choice([8, 20, 40] if big else [12, 30, 60, 100]),
-        burst=rng.choice([1, 2, 4, 12, 12]),
+        requests=rng.choice([8, 20, 40] if big else [12, 30, 60, 60, 100, 300]),
+        burst=rng.choice([1, 2, 4, 12, 12, 50]),
         abort=rng.choice([0.0, 0.05, 0.25]),
         control=rng.choice([0.0, 0.05, 0.2]),
         pause=rng.choice([0.0, 0.0, 0.05, 0.2]),
@@ -203,6 +203,8 @@ def draw_ops(rng: random.Random, config: FuzzConfig) -> list[Op]:
     if rng.random() < 0.5:
         length = rng.randint(config.page + 1, max(config.page + 1, config.context // 3))
         ops.append(("twin", Submit(rng.randrange(_BASES), length)))
+    if rng.random() < 0.3:
+        ops.append(("largest", rng.choice([1, 2, config.page + 1, config.context // 2, config.context])))
     if rng.random() < 0.15:
         ops += [("submit", rng.choice(sent)), ("step", rng.randint(0, 3)), ("shutdown", rng.random() < 0.5)]
         ops += [("submit", rng.choice(sent)), ("settle", None)]

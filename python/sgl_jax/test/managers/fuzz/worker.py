@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sgl_jax.srt.model_executor.forward_inputs import (
+    Int32,
     RankInputs,
     SamplingInputs,
     StepHandle,
@@ -56,13 +57,33 @@ class _Deferred:
         return self.value
 
 
+class RowError(AssertionError):
+    """A row of a step carries another request's parameters, or a stale history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the client asked for under a seed: prompt, and what the rows of the request must carry."""
+
+    prompt: list[int]
+    top_k: int
+    min_new: int
+    ends: frozenset[int]
+    penalty: float
+
+
 class DeferredHashWorker(HashWorker):
-    """As :class:`HashWorker`, later. ``max_extend_tokens`` bounds a step of one rank."""
+    """As :class:`HashWorker`, later. ``max_extend_tokens`` bounds a step of one rank.
+
+    ``known`` by seed: every fourth step its rows are compared with what the request of their seed asked for.
+    """
 
     def __init__(self, *args: Any, max_extend_tokens: int = 1 << 20, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._max_extend_tokens = max_extend_tokens
         self._queue: deque[_Deferred] = deque()
+        self._extends = False
+        self.known: dict[int, Known] = {}
 
     def launch(self, step: StepInputs) -> StepHandle:
         for at, rank in enumerate(step.ranks):
@@ -80,4 +101,46 @@ class DeferredHashWorker(HashWorker):
             for name, content in _contents(handle.step).items():
                 if content != handle.frozen[name]:
                     raise MutatedInputError(f"{name} changed after launch")
+            self._extends = handle.step.mode.is_extend()
             handle.value = super().launch(handle.step).result()
+
+    def _sample(self, rank_index: int, rank: RankInputs, inputs: Int32) -> Int32:
+        tokens = super()._sample(rank_index, rank, inputs)
+        if self.steps % 4 == 0:
+            for row in range(rank.batch_size):
+                known = self.known.get(int(rank.sampling.seed[row]))
+                if known is not None:
+                    self._check_row(rank_index, rank, row, known)
+        return tokens
+
+    def _check_row(self, rank_index: int, rank: RankInputs, row: int, known: Known) -> None:
+        length, prompt = int(rank.seq_lens[row]), known.prompt
+        pages = rank.full_pages[rank.full_page_start[row] : rank.full_page_start[row + 1]]
+        found = self._read(self.full[:, rank_index], pages, 0, 0, length, "full_pages").tolist()
+        sampling = rank.sampling
+        if found[: len(prompt)] != prompt[:length] or sampling.top_k[row] != known.top_k:
+            raise RowError(f"rank {rank_index} row {row}: the seed is another request's")
+        penalties, bias = sampling.penalties, None
+        if penalties is not None and float(penalties.frequency[row]) != known.penalty:
+            raise RowError(
+                f"rank {rank_index} row {row}: penalty {penalties.frequency[row]}, asked {known.penalty}"
+            )
+        if known.penalty and penalties is None:
+            raise RowError(f"rank {rank_index} row {row}: its penalties are missing")
+        if self._extends and length != len(prompt):
+            return  # a chunk before the last: nothing is sampled
+        if penalties is not None and known.penalty:
+            history = [token for token in penalties.output_ids[row].tolist() if token >= 0]
+            if self._extends and history:
+                return  # retracted, and a chunk before the last ends where the prompt did
+            if rank.future_rows is not None and rank.future_rows[row] >= 0:
+                history.append(found[-1])
+            if history != found[len(prompt) :]:
+                raise RowError(f"rank {rank_index} row {row}: history {history} for {found[len(prompt) :]}")
+        if sampling.bias_ids is not None:
+            bias = {token for token in sampling.bias_ids[row].tolist() if token >= 0}
+        wanted = known.ends if length - len(prompt) < known.min_new else frozenset()
+        if (bias or set()) != wanted:
+            raise RowError(
+                f"rank {rank_index} row {row}: {length - len(prompt)} produced, ends forbidden {bias}, expected {sorted(wanted)}"
+            )

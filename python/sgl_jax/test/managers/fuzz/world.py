@@ -23,6 +23,7 @@ from sgl_jax.srt.mem_cache.page import floor_page
 from sgl_jax.test.managers.fuzz.config import VOCAB, FuzzConfig, build
 from sgl_jax.test.managers.fuzz.oracle import Sent, cached_bound, check_end, check_out
 from sgl_jax.test.managers.fuzz.traffic import Op, Submit
+from sgl_jax.test.managers.fuzz.worker import Known
 
 MAX_STEPS = 30_000
 
@@ -147,6 +148,11 @@ class FuzzWorld:
         self.order.append(rid)
         sent = self.sent[rid] = Sent(rid, submit, prompt, queued=self.scheduler.roster.queued_count)
         self.stats.requests += 1
+        seed = self.stats.requests
+        ends = set(submit.stop_ids) | (set() if submit.ignore_eos else set(config.eos_ids))
+        self.scheduler.worker.known[seed] = Known(
+            prompt, 1 + seed % 50, submit.min_new, frozenset(ends), 0.5 if submit.penalty else 0.0
+        )
         sampling = SamplingParams(
             max_new_tokens=submit.max_new,
             min_new_tokens=submit.min_new,
@@ -154,6 +160,8 @@ class FuzzWorld:
             stop_token_ids=list(submit.stop_ids),
             stop=list(submit.stop),
             ignore_eos=submit.ignore_eos,
+            seed=seed,
+            top_k=1 + seed % 50,
             frequency_penalty=0.5 if submit.penalty else 0.0,
         )
         self.scheduler.handle(
@@ -289,6 +297,21 @@ class FuzzWorld:
             raise FuzzFailure(
                 f"a prompt of {len(sent.prompt)} tokens sent twice alone hits {hits}, expected [0, {wanted}]"
             )
+
+    def _do_largest(self, new_tokens: int) -> None:
+        """The largest request that the plan promises is served to its end on an empty rank (D44)."""
+        self._do_settle(None)
+        config = self.config
+        total = config.plan.largest_request
+        prompt = total - min(new_tokens, total - 1)
+        if self.shut or config.tight or (config.chunk < 0 and prompt > config.step_limit):
+            return
+        sent = self._submit(Submit(0, prompt, max_new=total - prompt, ignore_eos=True, dp_rank=0))
+        self._do_settle(None)
+        if sent.end is None or sent.end.finish is None or sent.end.finish.type != "length":
+            raise FuzzFailure(f"the plan promises {total} tokens; prompt {prompt} ended with {sent.end}")
+        if len(sent.output) != total - prompt:
+            raise FuzzFailure(f"the plan promises {total} tokens; prompt {prompt} got {len(sent.output)}")
 
     def _do_twin(self, submit: Submit) -> None:
         """The prompt of a running request, sent again, is cached already: it was stored when its prefill ended."""
