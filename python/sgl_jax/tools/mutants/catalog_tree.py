@@ -89,12 +89,17 @@ MATCH: tuple[Mutant, ...] = (
         "        parent.access_time = max(parent.access_time, leaf.access_time)\n",
         "",
     ),
-    Mutant("split_copies_uuid", _SWA, "metadata.pop(UUID_KEY, None)\n", "metadata.get(UUID_KEY)\n"),
+    Mutant(
+        "split_copies_uuid",
+        _SWA,
+        "        new_parent.component_data[SWA].boundary, lower.boundary = lower.boundary, None\n",
+        "        new_parent.component_data[SWA].boundary = lower.boundary\n",
+    ),
     Mutant(
         "split_loses_uuid",
         _SWA,
-        "            new_parent.component_data[SWA].metadata[UUID_KEY] = uuid\n",
-        "            pass\n",
+        "        new_parent.component_data[SWA].boundary, lower.boundary = lower.boundary, None\n",
+        "        lower.boundary = None\n",
     ),
 )
 
@@ -151,14 +156,14 @@ INSERT: tuple[Mutant, ...] = (
     Mutant(
         "leaf_ignores_cursor",
         _SWA,
-        "        live_from = min(max(cursor - start, 0), length)\n",
-        "        live_from = 0\n",
+        "        live_from = min(max(start, self._cursor(params)), end)\n        if live_from > start:\n",
+        "        live_from = start\n        if live_from > start:\n",
     ),
     Mutant(
         "leaf_cursor_off_by_a_page",
         _SWA,
-        "        live_from = min(max(cursor - start, 0), length)\n",
-        "        live_from = min(max(cursor - start + self.cache.page_size, 0), length)\n",
+        "        live_from = min(max(start, self._cursor(params)), end)\n        if live_from > start:\n",
+        "        live_from = min(max(start, self._cursor(params) + self.cache.page_size), end)\n        if live_from > start:\n",
     ),
     Mutant(
         "insert_skips_cursor",
@@ -199,8 +204,8 @@ INSERT: tuple[Mutant, ...] = (
     Mutant(
         "insert_leaf_value_is_a_view",
         _FULL,
-        "params.value[result.prefix_len : result.prefix_len + node.key.length].copy()",
-        "params.value[result.prefix_len : result.prefix_len + node.key.length]",
+        "params.value[low:high].copy()",
+        "params.value[low:high]",
     ),
 )
 

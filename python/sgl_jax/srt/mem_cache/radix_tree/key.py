@@ -6,7 +6,7 @@ A bigram key (EAGLE) packs two ids per position; everything else is the same.
 
 from __future__ import annotations
 
-import sys
+import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,15 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 _INT_BYTES = 4
+_CHUNK = 2048  # ids packed at a time: few enough for the argument stack, and the format is cached
 _PREVIEW_IDS = 10
 ChildKey = Any  # bytes of the first page, wrapped in a tuple when extra_key or dp_rank are present
 
 
 def _pack(token_ids: Iterable[int]) -> bytes:
-    packed = array("i", token_ids)
-    if sys.byteorder != "little":
-        packed.byteswap()
-    return packed.tobytes()
+    """Raises OverflowError for an id outside int32 and TypeError for one that is no integer."""
+    ids = token_ids if isinstance(token_ids, (list, tuple)) else list(token_ids)
+    try:
+        if len(ids) <= _CHUNK:
+            return struct.pack(f"<{len(ids)}i", *ids)
+        chunks = (ids[at : at + _CHUNK] for at in range(0, len(ids), _CHUNK))
+        return b"".join(struct.pack(f"<{len(chunk)}i", *chunk) for chunk in chunks)
+    except struct.error:
+        array("i", ids)  # says what is wrong with which type of error
+        raise
 
 
 def _pack_array(token_ids: npt.NDArray[Any]) -> bytes:

@@ -19,7 +19,7 @@ from sgl_jax.srt.mem_cache.unified_cache_components.component_types import (
     LRURefreshPhase,
 )
 from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
-from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import Tracker, TreeComponent
+from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import Tracker, TreeComponent, leaf_pieces
 
 FULL = ComponentType.FULL
 
@@ -49,8 +49,8 @@ class FullComponent(TreeComponent):
         """``value[prefix_len:]`` → the new leaf."""
         if is_new_leaf:
             assert params.value is not None
-            value = params.value[result.prefix_len : result.prefix_len + node.key.length].copy()
-            self.cache.accounts.set_value(node, FULL, value)
+            for piece, low, high in leaf_pieces(node, result.prefix_len):
+                self.cache.accounts.set_value(piece, FULL, params.value[low:high].copy())
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         """As the default, with locks ending at the child left there: the new parent is locked through it."""

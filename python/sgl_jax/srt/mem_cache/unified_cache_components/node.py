@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sgl_jax.srt.mem_cache.radix_tree.node import RadixNode
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import (
-    AGE_KEY,
     ComponentData,
     ComponentType,
 )
 
 FULL = ComponentType.FULL
 _AUXILIARY = tuple(ct for ct in ComponentType if ct is not FULL)
-
-
-class NodeMetadata(dict[str, Any]):
-    """A component's metadata on one node; assigning the age re-files the node among the eviction candidates."""
-
-    __slots__ = ("_component", "_node")
-
-    def __init__(self, node: UnifiedTreeNode, component: ComponentType) -> None:
-        self._node: UnifiedTreeNode | None = node
-        self._component = component
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        dict.__setitem__(self, name, value)
-        node = self._node
-        if name == AGE_KEY and node is not None and node.observer is not None:
-            node.observer(node, self._component)
-
-    def forget_node(self) -> None:
-        """The node left its tree."""
-        self._node = None
 
 
 class PathLockData(ComponentData):
@@ -42,16 +21,13 @@ class PathLockData(ComponentData):
     so taking a lock stops at the first ancestor that is locked already. ``lock_ref`` shows the number of locks on or below.
     """
 
-    __slots__ = ("_node", "below", "own")
+    __slots__ = ("below", "own")
 
     def __init__(self, node: UnifiedTreeNode) -> None:
-        self._node: UnifiedTreeNode | None = node
-        self.own = 0
-        self.below = 0
-        self.value = None
-        self.host_value = None
+        self.own = self.below = 0
+        self.value = self.host_value = self.age = self.boundary = self.component = self.other_metadata = None
         self.host_lock_ref = 0
-        self.metadata = {}
+        self.node = node
 
     @property
     def locked(self) -> bool:
@@ -59,10 +35,10 @@ class PathLockData(ComponentData):
 
     @property
     def lock_ref(self) -> int:
-        if self._node is None:
+        if self.node is None:
             return self.own
         total = 0
-        stack = [self._node]
+        stack = [self.node]
         while stack:
             node = stack.pop()
             data = node.full_data
@@ -74,10 +50,6 @@ class PathLockData(ComponentData):
     @lock_ref.setter
     def lock_ref(self, value: int) -> None:
         self.own = value - (self.lock_ref - self.own)
-
-    def forget_node(self) -> None:
-        """The node left its tree, childless."""
-        self._node = None
 
 
 class UnifiedTreeNode(RadixNode):
@@ -93,16 +65,16 @@ class UnifiedTreeNode(RadixNode):
         self.full_data = PathLockData(self)
         self.component_data: list[ComponentData] = [self.full_data]
         for ct in _AUXILIARY:
-            metadata = NodeMetadata(self, ct) if ct in tree_components else {}
-            self.component_data.append(ComponentData(metadata=metadata))
+            data = ComponentData()
+            if ct in tree_components:
+                data.node, data.component = self, ct
+            self.component_data.append(data)
 
     def leave(self) -> None:
         """Out of the tree: no link up, and none back from its parts, so that its memory goes with the last user (G15)."""
         self.parent = None
-        self.full_data.forget_node()
         for data in self.component_data:
-            if isinstance(data.metadata, NodeMetadata):
-                data.metadata.forget_node()
+            data.node = None
 
     @property
     def rank(self) -> int:

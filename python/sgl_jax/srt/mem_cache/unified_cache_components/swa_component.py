@@ -22,15 +22,13 @@ from sgl_jax.srt.mem_cache.errors import Violation
 from sgl_jax.srt.mem_cache.page import ceil_page
 from sgl_jax.srt.mem_cache.radix_tree.lru import get_and_increase_time_counter
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import (
-    AGE_KEY,
-    UUID_KEY,
     ComponentType,
     EvictLayer,
     LRURefreshPhase,
 )
 from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 from sgl_jax.srt.mem_cache.unified_cache_components.swa_lock import WindowLocks
-from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import Tracker, TreeComponent
+from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import Tracker, TreeComponent, leaf_pieces
 from sgl_jax.srt.mem_cache.window import live_node_limit, refresh_span
 
 if TYPE_CHECKING:
@@ -114,8 +112,10 @@ class SWAComponent(TreeComponent):
                 fresh.append(at)
             budget -= at.key.length
             at = at.parent
+        accounts = self.cache.accounts
         for at in reversed(fresh):
-            at.component_data[SWA].metadata[AGE_KEY] = get_and_increase_time_counter()
+            at.component_data[SWA].age = get_and_increase_time_counter()
+            accounts.refile(at, SWA)
 
     # -- insert --------------------------------------------------------------------------------------------------------
 
@@ -189,13 +189,13 @@ class SWAComponent(TreeComponent):
         offset = live_from
         for piece in pieces[1:] if live_from else pieces:
             size = piece.key.length
-            self._give_window(piece, swa[offset - live_from : offset - live_from + size].copy())
+            self._give_window(piece, swa[offset - live_from : offset - live_from + size])
             offset += size
 
     def _give_window(self, node: UnifiedTreeNode, swa: IntArray) -> None:
-        """A whole tombstone becomes live, and cold."""
-        dict.__setitem__(node.component_data[SWA].metadata, AGE_KEY, cold_age())  # filed by set_value
-        self.cache.accounts.set_value(node, SWA, swa)
+        """A whole tombstone becomes live, and cold; the value is a copy."""
+        node.component_data[SWA].age = cold_age()  # filed by set_value
+        self.cache.accounts.set_value(node, SWA, swa.copy())
 
     def should_skip_leaf_creation(self, total_prefix_len: int, key_len: int, params: InsertParams) -> bool:
         """A leaf wholly below the cursor would be an unmatchable tombstone."""
@@ -203,10 +203,13 @@ class SWAComponent(TreeComponent):
 
     def leaf_cuts(self, start: int, end: int, params: InsertParams) -> list[int]:
         """At the cursor first, then into pieces of at most ``ceil_page(W)`` from the end (DECISIONS 4, 5)."""
-        cursor = ceil_page(params.swa_evicted_seqlen, self.cache.page_size)
-        live_from = min(max(cursor, start), end)
+        live_from = min(max(start, self._cursor(params)), end)
         cuts = [live_from] if start < live_from < end else []
         return cuts + window_cuts(live_from, end, self._limit)
+
+    def _cursor(self, params: InsertParams) -> int:
+        """The request has SWA from here on, in whole pages (D17)."""
+        return ceil_page(params.swa_evicted_seqlen, self.cache.page_size)
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: InsertParams, result: InsertResult
@@ -214,14 +217,17 @@ class SWAComponent(TreeComponent):
         """A new leaf ``[s, e)``: ``[s, cursor)`` → tombstone, ``[max(s, cursor), e)`` → live pieces (D17)."""
         if not is_new_leaf:
             return
-        start, length = result.prefix_len, node.key.length
-        cursor = ceil_page(params.swa_evicted_seqlen, self.cache.page_size)
-        live_from = min(max(cursor - start, 0), length)
-        if live_from:
-            self.cache.note_event(self.rank_of(node), "tombstone_created_total", 1, live_from)
-        if live_from < length:
-            fresh = node.full_data.value[live_from:]
-            self._make_live(node, live_from, self.cache.applier.translate(fresh, self.rank_of(node)))
+        assert params.value is not None
+        start, end, rank = result.prefix_len, node.path_len(), self.rank_of(node)
+        live_from = min(max(start, self._cursor(params)), end)
+        if live_from > start:
+            self.cache.note_event(rank, "tombstone_created_total", 1, live_from - start)
+        if live_from == end:
+            return
+        swa = self.cache.applier.translate(params.value[live_from:end], rank)
+        for piece, low, high in leaf_pieces(node, live_from):
+            first = max(low, live_from)
+            self._make_live(piece, first - low, swa[first - live_from : high - live_from])
 
     def recover_after_unevict(
         self, node: UnifiedTreeNode, prefix_len: int, total_prefix_len: int, params: InsertParams
@@ -238,9 +244,8 @@ class SWAComponent(TreeComponent):
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         """As the default; the lock boundary moves to the new parent, which is where a lock walking up completes."""
         super().redistribute_on_node_split(new_parent, child)
-        uuid = child.component_data[SWA].metadata.pop(UUID_KEY, None)
-        if uuid is not None:
-            new_parent.component_data[SWA].metadata[UUID_KEY] = uuid
+        lower = child.component_data[SWA]
+        new_parent.component_data[SWA].boundary, lower.boundary = lower.boundary, None
 
     # -- eviction --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from sgl_jax.srt.mem_cache.base_prefix_cache import DecLockRefParams, IncLockRefResult, Span
 from sgl_jax.srt.mem_cache.errors import LockReceiptError
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import (
-    UUID_KEY,
     ComponentType,
     next_component_uuid,
 )
@@ -80,9 +79,9 @@ class WindowLocks:
                 else:
                     spans.append((low, distance))
                 if live >= self._window:
-                    uuid = data.metadata.get(UUID_KEY)
-                    if uuid is None:
-                        uuid = data.metadata[UUID_KEY] = next_component_uuid()
+                    if data.boundary is None:
+                        data.boundary = next_component_uuid()
+                    uuid = data.boundary
                     break
             at = at.parent
         grant = Grant(uuid, tuple(spans), tuple(skipped))
@@ -135,7 +134,7 @@ class WindowLocks:
             data = at.component_data[SWA]
             if data.value is not None and at.id not in skipped:
                 taken.append(at)
-                if uuid is not None and data.metadata.get(UUID_KEY) == uuid:
+                if uuid is not None and data.boundary == uuid:
                     break
             at = at.parent
         if any(at.component_data[SWA].lock_ref <= 0 for at in taken):

@@ -24,7 +24,6 @@ from sgl_jax.srt.mem_cache.base_prefix_cache import (
 )
 from sgl_jax.srt.mem_cache.errors import Violation
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import (
-    AGE_KEY,
     CacheTransferPhase,
     ComponentType,
     EvictLayer,
@@ -44,6 +43,7 @@ class Accounts(Protocol):
 
     def set_value(self, node: UnifiedTreeNode, ct: ComponentType, value: Any) -> None: ...
     def change_lock(self, node: UnifiedTreeNode, ct: ComponentType, step: int) -> None: ...
+    def refile(self, node: UnifiedTreeNode, ct: int) -> None: ...
     def lock_path(self, node: UnifiedTreeNode) -> int: ...
     def unlock_path(self, node: UnifiedTreeNode) -> int: ...
     def is_leaf(self, node: UnifiedTreeNode) -> bool: ...
@@ -71,6 +71,17 @@ class ComponentHost(Protocol):
     def cut_node(self, node: UnifiedTreeNode, cuts: Sequence[int]) -> list[UnifiedTreeNode]: ...
     def _evict_device_leaf(self, node: UnifiedTreeNode, tracker: Tracker) -> None: ...
     def note_event(self, rank: int, name: str, count: int, tokens: int = 0) -> None: ...
+
+
+def leaf_pieces(node: UnifiedTreeNode, start: int) -> list[tuple[UnifiedTreeNode, int, int]]:
+    """Pieces ``(node, low, high)`` of a new leaf ``[start, ...)`` that ends with ``node``, top first, in positions of the key."""
+    pieces = []
+    high = node.path_len()
+    while high > start:
+        low = high - node.key.length
+        pieces.append((node, low, high))
+        node, high = node.parent, low
+    return pieces[::-1]
 
 
 class TreeComponent(abc.ABC):
@@ -161,7 +172,7 @@ class TreeComponent(abc.ABC):
         return False
 
     def leaf_cuts(self, start: int, end: int, params: InsertParams) -> list[int]:
-        """Positions inside ``(start, end)`` at which a new leaf ``[start, end)`` has to be cut. Each piece is committed alone."""
+        """Positions inside ``(start, end)`` at which a new leaf ``[start, end)`` has to be cut."""
         return []
 
     def recover_after_unevict(
@@ -177,7 +188,9 @@ class TreeComponent(abc.ABC):
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: InsertParams, result: InsertResult
     ) -> None:
-        """The insert ended at ``node``. ``result.prefix_len`` is where a new leaf starts in ``params.value``."""
+        """The insert ended at ``node``. ``result.prefix_len`` is where a new leaf starts in ``params.value``; where it was cut,
+        ``node`` is its last piece (see :func:`leaf_pieces`).
+        """
         return None
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
@@ -192,9 +205,7 @@ class TreeComponent(abc.ABC):
             upper.value = lower.value[:cut]
             lower.value = lower.value[cut:]
         upper.lock_ref = lower.lock_ref
-        age = lower.metadata.get(AGE_KEY)
-        if age is not None:
-            dict.__setitem__(upper.metadata, AGE_KEY, age)
+        upper.age = lower.age
 
     # -- eviction --------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from sgl_jax.srt.mem_cache.errors import LockReceiptError
 from sgl_jax.srt.mem_cache.radix_tree.lru import LruIndex
-from sgl_jax.srt.mem_cache.unified_cache_components.component_types import AGE_KEY, ComponentType
+from sgl_jax.srt.mem_cache.unified_cache_components.component_types import ComponentType
 from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 
 FULL = ComponentType.FULL
@@ -49,8 +49,7 @@ class CandidateView:
 
 def _aux_age(component: ComponentType) -> Callable[[UnifiedTreeNode], float]:
     def age(node: UnifiedTreeNode) -> float:
-        stamp: float = node.component_data[component].metadata.get(AGE_KEY, 0.0)
-        return stamp
+        return node.component_data[component].age or 0.0
 
     return age
 

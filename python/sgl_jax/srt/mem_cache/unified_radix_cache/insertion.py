@@ -134,18 +134,18 @@ class Inserter:
     def _attach(
         self, node: UnifiedTreeNode, key: RadixKey, params: InsertParams, result: InsertResult
     ) -> UnifiedTreeNode:
-        """A chain of new leaves over ``[result.prefix_len, len(key))``, cut where the components want it; returns its end."""
+        """A new leaf over ``[result.prefix_len, len(key))``, cut where the components want it; returns its last piece."""
         tree, components = self._tree, self._components
-        matched = result.prefix_len
-        cuts = [cut for component in components for cut in component.leaf_cuts(matched, key.length, params)]
+        start = result.prefix_len
+        cuts: list[int] = []
+        for component in components:
+            cuts += component.leaf_cuts(start, key.length, params)
+            component.on_parent_gains_child(node)
         for end in (*sorted(cuts), key.length):
-            for component in components:
-                component.on_parent_gains_child(node)
-            node = tree.attach_leaf(node, key.part(result.prefix_len, end))
+            node = tree.attach_leaf(node, key.part(start, end))
             for walker in self._walkers:
                 walker.refresh_lru(LRURefreshPhase.WALKDOWN, node, tree.root)
-            for component in components:
-                component.commit_insert_component_data(node, True, params, result)
-            result.prefix_len = end
-        result.prefix_len = matched
+            start = end
+        for component in components:
+            component.commit_insert_component_data(node, True, params, result)
         return node
