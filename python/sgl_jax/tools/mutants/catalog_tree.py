@@ -37,7 +37,7 @@ MATCH: tuple[Mutant, ...] = (
     Mutant(
         "match_key_not_page_aligned",
         _CACHE,
-        "        return key if aligned == length else key[:aligned]\n",
+        "        return key if aligned == key.length else key[:aligned]\n",
         "        return key\n",
     ),
     Mutant(

@@ -226,8 +226,12 @@ class SWAComponent(TreeComponent):
             return
         swa = self.cache.applier.translate(params.value[live_from:end], rank)
         for piece, low, high in leaf_pieces(node, live_from):
-            first = max(low, live_from)
-            self._make_live(piece, first - low, swa[first - live_from : high - live_from])
+            if low >= live_from and high - low <= self._limit:
+                self._give_window(piece, swa[low - live_from : high - live_from])
+            else:  # a leaf by hand, not cut yet
+                self._make_live(
+                    piece, max(live_from - low, 0), swa[max(low - live_from, 0) : high - live_from]
+                )
 
     def recover_after_unevict(
         self, node: UnifiedTreeNode, prefix_len: int, total_prefix_len: int, params: InsertParams

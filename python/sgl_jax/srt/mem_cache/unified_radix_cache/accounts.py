@@ -24,8 +24,8 @@ from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 
 FULL = ComponentType.FULL
 
-#: Nodes whose filing may wait. Bounds what one question for a candidate can cost.
-_MAX_UNFILED = 64
+#: Nodes whose filing may wait. Bounds what one question for a candidate can cost, about 2 µs a node.
+_MAX_UNFILED = 256
 
 
 class CandidateView:
@@ -146,9 +146,9 @@ class NodeAccounts:
             if parent is None or parent.parent is None:
                 break
             above = parent.full_data
-            was = above.locked
+            was = above.own > 0 or above.below > 0
             above.below += step
-            if was == above.locked:
+            if was == (above.own > 0 or above.below > 0):
                 break
             at = parent
         rank = node.key.dp_rank or 0

@@ -138,7 +138,8 @@ class UnifiedRadixCache(BasePrefixCache):
         self.accounts = NodeAccounts(self.tree_components, self._can_end_match)
         self.tree = PrefixTree(self.page_size, self._components_tuple, self.accounts)
         self._inserter = Inserter(self.tree, self._components_tuple)
-        self.root_node = self.tree.root
+        self.root_node = root = self.tree.root
+        self._no_match = MatchResult(np.empty((0,), np.int32), root, root, root)
         self.get_child_key_fn = self.tree.child_key
         for component in self._components_tuple:
             component.reset()
@@ -167,22 +168,20 @@ class UnifiedRadixCache(BasePrefixCache):
             self._check_rank("RadixKey(..., dp_rank)", key.dp_rank)
         if self.is_eagle:
             key = to_bigram_key(key)
-        length = len(key)
-        aligned = floor_page(length, self.page_size)
-        return key if aligned == length else key[:aligned]
+        aligned = floor_page(key.length, self.page_size)
+        return key if aligned == key.length else key[:aligned]
 
     # -- match and insert ------------------------------------------------------------------------------------------
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Longest prefix that is contiguous in FULL and accepted by every component (FULL alone with ``full_only``)."""
-        empty = MatchResult(np.empty((0,), np.int32), self.root_node, self.root_node, self.root_node)
         if self.disable:
-            return empty
+            return self._no_match
         key = self._namespaced(params.key)
         path = self.tree.walk(key)
         if not path:
-            self._log("match", key.dp_rank, params.req, len(key), 0)
-            return empty
+            self._log("match", key.dp_rank, params.req, key.length, 0)
+            return self._no_match
         others = () if params.full_only else self._enders
         chunks, accepted = accept_path(path, self.components[FULL], others)
         for component in self._walkers:
@@ -192,12 +191,12 @@ class UnifiedRadixCache(BasePrefixCache):
         if accepted and not params.full_only:
             for component in self._components_tuple:
                 component.refresh_lru(LRURefreshPhase.MATCH_END, best, self.root_node)
-        slots = np.concatenate(chunks[:accepted]) if accepted else empty.device_indices
+        slots = np.concatenate(chunks[:accepted]) if accepted else self._no_match.device_indices
         full_hit = len(slots) + sum(map(len, chunks[accepted:]))
         result = MatchResult(slots, best, best, best, full_hit_length=full_hit)
         for component in self._components_tuple:
             result = component.finalize_match_result(result, params, chunks, accepted)
-        self._log("match", key.dp_rank, params.req, len(key), len(result.device_indices))
+        self._log("match", key.dp_rank, params.req, key.length, len(result.device_indices))
         return result
 
     def insert(self, params: InsertParams) -> InsertResult:

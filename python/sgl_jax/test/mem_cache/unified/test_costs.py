@@ -44,6 +44,7 @@ def many_leaves(count: int, dp: int = 1) -> Desk:
     desk = Desk(1, 1, dp=dp, full_pages=count + 8, swa_pages=count + 8)
     for i in range(count):
         desk.cache.insert(InsertParams(RadixKey([i], None, desk.rank), desk.alloc(1)))
+    desk.cache.accounts.oldest_leaf(desk.rank)  # files what the inserts left
     return desk
 
 
