@@ -231,10 +231,21 @@ EVICT: tuple[Mutant, ...] = (
     Mutant(
         "evict_no_cascade",
         _CACHE,
-        "            if not self.accounts.is_barren(at):\n                return\n",
-        "            return\n",
+        "            if not self.accounts.is_barren(at):\n                return at\n",
+        "            return at\n",
     ),
-    Mutant("evict_rank_zero", _FULL, "        rank = params.dp_rank or 0\n", "        rank = 0\n"),
+    Mutant(
+        "evict_rank_zero",
+        _FULL,
+        "        rank, accounts = params.dp_rank or 0,",
+        "        rank, accounts = 0,",
+    ),
+    Mutant(
+        "evict_parent_out_of_turn",
+        _FULL,
+        "            leaf = parent if parent.access_time == age and accounts",
+        "            leaf = parent if accounts",
+    ),
     Mutant(
         "evict_swa_rank_zero",
         _SWA,

@@ -79,13 +79,16 @@ class FullComponent(TreeComponent):
         return 0 if is_leaf else 2
 
     def drive_eviction(self, params: EvictParams, tracker: Tracker) -> None:
-        """Oldest leaf first."""
-        rank = params.dp_rank or 0
+        """Oldest leaf first. A leaf hands its age to its parent: if that made the parent a leaf, it is the oldest one now."""
+        rank, accounts = params.dp_rank or 0, self.cache.accounts
+        leaf: UnifiedTreeNode | None = None
         while tracker[FULL] < params.num_tokens:
-            leaf = self.cache.accounts.oldest_leaf(rank)
+            leaf = leaf or accounts.oldest_leaf(rank)
             if leaf is None:
                 return
-            self.cache._evict_device_leaf(leaf, tracker)
+            age = leaf.access_time
+            parent = self.cache._evict_device_leaf(leaf, tracker)
+            leaf = parent if parent.access_time == age and accounts.is_leaf(parent) else None
 
     def acquire_component_lock(
         self, node: UnifiedTreeNode, result: IncLockRefResult, lock_host: bool = False

@@ -265,11 +265,11 @@ class UnifiedRadixCache(BasePrefixCache):
                 f"dp_rank=0..{self.dp_size - 1}"
             )
 
-    def _evict_device_leaf(self, node: UnifiedTreeNode, tracker: Tracker) -> None:
+    def _evict_device_leaf(self, node: UnifiedTreeNode, tracker: Tracker) -> UnifiedTreeNode:
         """Remove a leaf: FULL slots, then SWA slots, then the FULL value, then the node; and what became barren above it.
 
         ``tracker`` counts freed slots per component. The cascade stops at a node that is locked, has children or can end a
-        match (D28).
+        match (D28); returns that node.
         """
         at = node
         while True:
@@ -280,7 +280,7 @@ class UnifiedRadixCache(BasePrefixCache):
             self.accounts.set_value(at, FULL, None)
             at = self.tree.detach_leaf(at)
             if not self.accounts.is_barren(at):
-                return
+                return at
 
     def _update_aux_evictable_node_sets(self, node: UnifiedTreeNode) -> None:
         """Re-file ``node`` among the candidates after its data were changed by hand."""

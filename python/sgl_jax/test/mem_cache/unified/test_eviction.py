@@ -103,6 +103,19 @@ def test_the_cascade_stops_at_a_lock_a_child_and_a_live_node(page: int, dp: int)
     assert desk.picture() == [] and desk.available() == (64, 64)
 
 
+def test_a_parent_follows_its_leaf_only_in_its_turn() -> None:
+    """D84: a parent that was used later than the leaf it lost waits for the leaves between."""
+    desk = Desk(1, 4)
+    desk.insert("abcd")
+    desk.insert("xy")
+    desk.match("ab")
+    assert desk.evict(full=3) == (4, 4)
+    assert desk.picture() == ["/ab S"]
+    desk.insert("abcdefgh")
+    assert desk.evict(full=5) == (6, 6)
+    assert desk.picture() == ["/ab S"]
+
+
 def test_the_driver_removes_leaves_that_became_unmatchable() -> None:
     """DECISIONS 7: never inside ``evict_component``; by the next eviction that wants anything."""
     desk = Desk(1, 4)
