@@ -17,6 +17,7 @@ from sgl_jax.srt.managers.request import Req
 from sgl_jax.srt.managers.roster import Roster
 from sgl_jax.srt.managers.seats import RankSeats
 from sgl_jax.srt.mem_cache.sizing import CapRules
+from sgl_jax.srt.mem_cache.window import reclaim_ends
 
 Int64 = npt.NDArray[np.int64]
 
@@ -83,8 +84,8 @@ class Retractor:
         if window is None or not self._memory.reclaims or not len(chosen):
             return False
         seats, page = self._roster.seats[rank], self._rules.page_size
-        boundary = (seats.processed[chosen] - window - page) // page * page
-        due = chosen[boundary > seats.reclaimed[chosen]]
+        ends = reclaim_ends(seats.processed[chosen], window, page)
+        due = chosen[ends > seats.reclaimed[chosen]]
         if not len(due):
             return False
         with self._memory.free_group():

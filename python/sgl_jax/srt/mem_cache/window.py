@@ -12,7 +12,12 @@ attends to ``k`` with ``q - W < k <= q``.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from sgl_jax.srt.mem_cache.page import ceil_page, floor_page
+
+Lengths = npt.NDArray[np.int32]
 
 
 def first_visible(position: int, window: int) -> int:
@@ -38,6 +43,12 @@ def reclaim_boundary(
     old = max(evicted, protected)
     new = floor_page(max(old, pre_len - window - page_size), page_size)
     return old, max(old, new)
+
+
+def reclaim_ends(processed: Lengths, window: int, page_size: int) -> Lengths:
+    """Where :func:`reclaim_boundary` ends for many processed lengths at once, cursors aside: page aligned, never negative."""
+    ends: Lengths = np.maximum(processed - window - page_size, 0) // page_size * page_size
+    return ends
 
 
 def live_node_limit(window: int, page_size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sgl_jax.srt.mem_cache.window import (
@@ -9,6 +10,7 @@ from sgl_jax.srt.mem_cache.window import (
     live_node_limit,
     peak_live_tokens,
     reclaim_boundary,
+    reclaim_ends,
     reclaim_interval,
     refresh_span,
 )
@@ -46,6 +48,21 @@ def test_a_query_sees_window_keys_itself_included(position, window, first):
 )
 def test_reclaim_boundary(evicted, protected, pre_len, window, page, expected):
     assert reclaim_boundary(evicted, protected, pre_len, window, page) == expected
+
+
+@pytest.mark.parametrize(
+    "window,page,ends",
+    [
+        (4, 1, [0, 0, 0, 1, 11]),
+        (128, 128, [0, 0, 0, 0, 0]),
+        (8, 4, [0, 0, 0, 0, 4]),
+    ],
+)
+def test_the_ends_of_many_requests_at_once(window, page, ends):
+    processed = np.array([0, 3, 5, 6, 16], np.int32)
+    assert reclaim_ends(processed, window, page).tolist() == ends
+    assert [reclaim_boundary(0, 0, n, window, page)[1] for n in processed.tolist()] == ends
+    assert reclaim_ends(np.array([639, 640, 1024], np.int32), 128, 256).tolist() == [0, 256, 512]
 
 
 @pytest.mark.parametrize("window,page", GEOMETRY)
