@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sgl_jax.srt.mem_cache.allocator.rank_pool import IntArray, empty_ids
+from sgl_jax.srt.mem_cache.allocator.rank_pool import IntArray, all_true, empty_ids
 
 BoolArray = npt.NDArray[np.bool_]
 #: pages -> ``bool[len(pages), page_size]``: the tokens a free of that page has to name.
@@ -32,7 +32,7 @@ def whole_pages(indices: IntArray, page_size: int) -> IntArray | None:
     first = indices[::page_size]
     steps = indices[1:] - indices[:-1]
     steps[page_size - 1 :: page_size] = 1  # from page to page any step will do
-    if np.count_nonzero(steps == 1) != steps.size or np.count_nonzero(first % page_size):
+    if not all_true(steps == 1) or np.count_nonzero(first % page_size):
         return None
     pages: IntArray = first // page_size
     return pages
