@@ -126,7 +126,7 @@ class RadixKey:
         low = self._off + start * self._width
         high = low + (self.length - start if length is None else length) * self._width
         buf = self._buf
-        return buf[low:high] if isinstance(buf, bytes) else bytes(memoryview(buf)[low:high])
+        return buf[low:high] if type(buf) is bytes else bytes(memoryview(buf)[low:high])
 
     @property
     def token_ids(self) -> list[Any]:

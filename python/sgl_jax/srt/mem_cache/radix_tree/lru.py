@@ -79,8 +79,10 @@ class LruIndex:
 
     def discard(self, node: Aged) -> None:
         """Forget ``node``; no error when it is not filed."""
-        if self._recent.pop(node.id, None) is None and self._late_place:
-            self._late_place.pop(node.id, None)
+        if node.id in self._recent:
+            del self._recent[node.id]
+        elif node.id in self._late_place:
+            del self._late_place[node.id]
 
     def refile(self, node: Aged) -> None:
         """The age of ``node`` changed: file it anew if it is a candidate."""
