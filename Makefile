@@ -16,11 +16,12 @@ help:
 	@echo "make serve    serve a tiny Gemma-4-architecture model on 127.0.0.1:30000   (MODEL=/path ARGS=\"--page-size 128\")"
 	@echo "make test     run the CPU gate (test/manifests/cpu_gate.toml)"
 	@echo "make lint     ruff, format check"
-	@echo "make types    mypy strict on mem_cache, managers, evidence"
+	@echo "make types    mypy strict on mem_cache, managers"
 	@echo "make bench    the quick cache benchmark (shapes and ratios, <= 60 s)"
 	@echo "make soak     one million checked steps of the cache core (SOAK_MINUTES=60)"
 	@echo "make mutants  mutate the cache core; every mutant must be killed (MUTANT_MINUTES=60)"
 	@echo "make wheel    build dist/*.whl"
+	@echo "make clean    remove .venv, .cache, build, dist"
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

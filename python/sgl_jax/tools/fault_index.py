@@ -22,7 +22,8 @@ HEAD = """# Faults that this implementation must not have
 
 Classes of faults that users of such serving caches reported (D01-D86), and the ten found in the merged version of the
 feature (fault 1-10), each with the tests that name it in their docstring (paths below `python/sgl_jax/test/`). Written by
-`python -m sgl_jax.tools.fault_index --write`; a test keeps the table true.
+`python -m sgl_jax.tools.fault_index --write`; a test keeps the table true. D52-D54 and D86 have no row: they are about host
+transfers and multi-host steps, which this release does not have.
 
 | id | what must never happen | tests |
 |---|---|---|"""

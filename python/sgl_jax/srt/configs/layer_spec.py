@@ -63,7 +63,7 @@ class AttentionSpec:
     soft_cap: float | None = None
 
     def kv_heads_stored(self, tensor_size: int) -> int:
-        """KV heads the pools hold over the whole tensor axis: replicated up to the axis size when fewer (DECISION).
+        """KV heads the pools hold over the whole tensor axis: replicated up to the axis size when fewer (DECISIONS 11).
 
         Raises ValueError when heads and axis do not divide one another.
         """

@@ -82,7 +82,7 @@ async def flush_cache(request: Request) -> Response:
     text = str(reply.data.get("message") or ("Cache flushed." if reply.ok else "Flush refused."))
     pending = reply.data.get("pending")
     if not reply.ok and pending:
-        text += f"\npending: {pending}"
+        text += f"\npending: {'; '.join(map(str, pending))}"
     return Response(text + "\n", code, media_type="text/plain")
 
 

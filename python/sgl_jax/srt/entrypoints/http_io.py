@@ -78,7 +78,7 @@ def _as_request_error(error: ValidationError) -> RequestError:
         max(details, key=lambda d: len(d["loc"])) if len({d["loc"][:1] for d in details}) == 1 else details[0]
     )
     if first["type"] == "json_invalid":
-        return RequestError(f"the body is not valid JSON: {first['msg']}")
+        return RequestError(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     where = _field_name(first["loc"])
     if first["type"] == "missing":
         return RequestError(f"{where} is missing", param=where)

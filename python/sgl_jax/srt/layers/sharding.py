@@ -20,7 +20,7 @@ def param(
     """Abstract parameter of ``shape`` laid out as ``spec``.
 
     ``heads`` = (heads in the checkpoint, copies of each): the loader repeats every head's rows so that each device of the tensor
-    axis finds its own (KV heads fewer than the axis, DECISION). ``shape`` counts the copies.
+    axis finds its own (KV heads fewer than the axis, DECISIONS 11). ``shape`` counts the copies.
     """
     struct = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, spec))
     return nnx.Param(struct, heads=heads)

@@ -57,7 +57,7 @@ def live_node_limit(window: int, page_size: int) -> int:
 
 
 def refresh_span(window: int, page_size: int) -> int:
-    """Logical tokens above a match's end whose SWA recency is refreshed (DECISION: W + P)."""
+    """Logical tokens above a match's end whose SWA recency is refreshed: W + P (DECISIONS 2)."""
     return window + page_size
 
 

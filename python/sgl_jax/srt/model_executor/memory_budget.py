@@ -119,7 +119,7 @@ def cap_rules(server_args: ServerArgs, config: ModelConfig) -> CapRules:
 
 
 def pool_demand(server_args: ServerArgs, config: ModelConfig) -> PoolDemand:
-    """Bytes per token of both layer kinds over the tensor axis, replicas counted (DECISION), with the cap rules.
+    """Bytes per token of both layer kinds over the tensor axis, replicas counted (DECISIONS 11), with the cap rules.
 
     Raises ModelConfigError when heads or MLP do not divide over the tensor axis: also a plan of such a server is refused.
     """

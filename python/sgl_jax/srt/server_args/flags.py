@@ -86,7 +86,7 @@ FLAGS: tuple[Flag, ...] = (
     _row("dp_size", "int", 1, PARALLEL, "data-parallel attention ranks inside those devices, each with its own KV pools",
          "--data-parallel-size", low=1),
     _row("dp_schedule_policy", "str", None, PARALLEL, "how a request gets its rank",
-         choices=("cache_aware", "min_running_queue", "round_robin"), derived_from="cache_aware with radix, else min_running_queue"),
+         choices=("cache_aware", "min_running_queue", "round_robin"), derived_from="the radix cache: on cache_aware, off min_running_queue"),
     _row("device", "str", "auto", PARALLEL, "backend to run on", choices=("auto", "tpu", "gpu", "cpu")),
     _row("random_seed", "int", 42, PARALLEL, "seed of dummy weights and of unseeded sampling", low=0, high=2**32 - 1),
 

@@ -217,7 +217,7 @@ def test_eviction_for_a_batch_counts_its_pages() -> None:
 
 
 def test_tombstones_use_up_the_refreshed_span() -> None:
-    """D25, DECISION 2: W + P = 5 logical tokens above 10 are [5, 10): the tombstone [4,8) counts, [0,4) gets no stamp."""
+    """D25, DECISIONS 2: W + P = 5 logical tokens above 10 are [5, 10): the tombstone [4,8) counts, [0,4) gets no stamp."""
     kit = Kit(window=4)
     for end in (4, 8, 10):
         kit.insert(seq(end))

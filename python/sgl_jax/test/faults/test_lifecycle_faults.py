@@ -110,7 +110,7 @@ def test_the_reclaim_boundary_in_numbers(
 
 
 def test_a_commit_below_the_cursor_keeps_its_leaf() -> None:
-    """DECISION 8, D35: the request goes on reading FULL [0, 8), so the commit may not free it as unmatchable."""
+    """DECISIONS 8, D35: the request goes on reading FULL [0, 8), so the commit may not free it as unmatchable."""
     kit = Kit(window=4)
     req = kit.admit(seq(24))
     kit.cache.evict_req_swa(req, 24, dp_rank=0)
@@ -174,7 +174,7 @@ def test_a_leaked_page_fails_the_idle_check(page: int, rank: int) -> None:
 
 @pytest.mark.parametrize("page", [4, 128])
 def test_a_leaked_page_is_no_slack(page: int) -> None:
-    """Fault 5, DECISION 12: the full page is not hidden in the slack of part-filled pages of a live request."""
+    """Fault 5, DECISIONS 12: the full page is not hidden in the slack of part-filled pages of a live request."""
     kit = Kit(page=page, window=page, full=8 * page, swa=8 * page)
     req = kit.admit(seq(page + 1))
     snap = kit.cache.cache_ledger_snapshot(0, [req])

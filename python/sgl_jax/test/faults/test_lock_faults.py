@@ -168,7 +168,7 @@ def test_a_lock_pins_one_window_of_a_long_prefix() -> None:
 
 @pytest.mark.parametrize(("page", "window"), [(1, 4), (4, 9), (128, 100), (256, 300)])
 def test_a_lock_protects_less_than_two_windows(page: int, window: int) -> None:
-    """DECISION 4: whole nodes until W live tokens; live nodes never exceed ceil(W), so < 2 ceil(W)."""
+    """DECISIONS 4: whole nodes until W live tokens; live nodes never exceed ceil(W), so < 2 ceil(W)."""
     kit = Kit(
         page=page,
         window=window,

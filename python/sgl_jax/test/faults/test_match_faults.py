@@ -151,7 +151,7 @@ def test_hits_of_whole_pages_read_the_right_kv(hit_pages: int) -> None:
 
 
 def test_the_page_before_the_last_stop_is_kept_under_pressure() -> None:
-    """D13, DECISION 2: W + P tokens are refreshed, so the look-up that stops one page short survives the eviction."""
+    """D13, DECISIONS 2: W + P tokens are refreshed, so the look-up that stops one page short survives the eviction."""
     kit = Kit(page=4, window=4, full=128, swa=128)
     x, y = seq(16), seq(16, start=500)
     kit.insert(x)

@@ -254,7 +254,7 @@ def test_repr_previews_ten_ids():
 
 
 def test_matching_makes_few_calls_whatever_the_length():
-    """PERFORMANCE G5-G7: no Python per token."""
+    """G5-G7: no Python per token."""
     import sys
 
     def calls(action) -> int:

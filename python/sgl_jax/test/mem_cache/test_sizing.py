@@ -30,7 +30,7 @@ def demand(page=1, dp=1, window=4, chunk=None, full=8, swa=8, context=1024) -> P
 
 @pytest.mark.parametrize("heads,tensor,stored", [(8, 1, 8), (8, 4, 8), (4, 4, 4), (2, 4, 4), (1, 8, 8)])
 def test_heads_are_replicated_up_to_the_tensor_axis(heads, tensor, stored):
-    """DECISION 11: sizing counts the replicas."""
+    """DECISIONS 11: sizing counts the replicas."""
     assert stored_kv_heads(heads, tensor) == stored
 
 

@@ -1,4 +1,4 @@
-"""The checked-in reference prompts (DECISION: token equality only where float64 margins stay > 5e-3 along the whole output).
+"""The checked-in reference prompts (DECISIONS 20: token equality only where float64 margins stay > 5e-3 along the whole output).
 
 Checkpoint: ``fixtures/refs/gemma4-tiny`` with ``sliding_window`` overridden to 32, 160 or 300.
 """

@@ -1,6 +1,6 @@
 """``sgl-jax bench scheduler``: host CPU time of one decode step with a worker that computes nothing.
 
-Thread CPU time of :meth:`Scheduler.step`, every request streaming; the worker's own share is shown besides. The aim is a median
+Thread CPU time of ``Scheduler.step``, every request streaming; the worker's own share is shown besides. The aim is a median
 of at most 0.5 ms at batch 64.
 """
 

@@ -1,7 +1,7 @@
 """``native`` backend: paged attention with online softmax in plain JAX. Runs on any device; rank-local arrays only.
 
 Cost and memory follow the live tokens, never batch x maximum length: groups of query blocks walk their own pages, at least
-128 tokens a step (DECISION), from the first page the block's window touches to the page of its last row.
+128 tokens a step (DECISIONS 24), from the first page the block's window touches to the page of its last row.
 """
 
 from __future__ import annotations

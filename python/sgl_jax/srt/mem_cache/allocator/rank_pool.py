@@ -8,7 +8,7 @@ A *unit* is what the pool hands out: a slot at page size 1, else a page. Every u
     PENDING    surrendered inside a free group: nobody's, not allocatable, FREE at the flush (RFC-0035 section 1)
 
 ``take`` slices the window; ``surrender`` flips the states it was given. Neither looks at the rest of the pool: when the
-window is short the released ids are sorted into it, which every released id pays for once (PERFORMANCE G1, G2, G4).
+window is short the released ids are sorted into it, which every released id pays for once (G1, G2, G4).
 """
 
 from __future__ import annotations

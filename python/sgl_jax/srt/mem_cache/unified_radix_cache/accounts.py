@@ -1,4 +1,4 @@
-"""Sums and candidates: the one place where a node's value or lock changes (ARCHITECTURE rule 4).
+"""Sums and candidates: the one place where a node's value or lock changes (rule 4 of docs/ownership.md).
 
 Per rank and component, at any moment::
 

@@ -75,7 +75,8 @@ class Known:
 class DeferredHashWorker(HashWorker):
     """As :class:`HashWorker`, later. ``max_extend_tokens`` bounds a step of one rank.
 
-    ``known`` by seed: every fourth step its rows are compared with what the request of their seed asked for.
+    ``known`` by seed: the rows of every extend and every fourth decode step are compared with what the request of
+    their seed asked for.
     """
 
     def __init__(self, *args: Any, max_extend_tokens: int = 1 << 20, **kwargs: Any) -> None:
@@ -83,6 +84,7 @@ class DeferredHashWorker(HashWorker):
         self._max_extend_tokens = max_extend_tokens
         self._queue: deque[_Deferred] = deque()
         self._extends = False
+        self._prefilled: set[int] = set()
         self.known: dict[int, Known] = {}
 
     def launch(self, step: StepInputs) -> StepHandle:
@@ -106,14 +108,20 @@ class DeferredHashWorker(HashWorker):
 
     def _sample(self, rank_index: int, rank: RankInputs, inputs: Int32) -> Int32:
         tokens = super()._sample(rank_index, rank, inputs)
-        if self.steps % 4 == 0:
+        if self._extends or self.steps % 4 == 0:
             for row in range(rank.batch_size):
-                known = self.known.get(int(rank.sampling.seed[row]))
+                seed = int(rank.sampling.seed[row])
+                known = self.known.get(seed)
                 if known is not None:
-                    self._check_row(rank_index, rank, row, known)
+                    ends_prompt = int(rank.seq_lens[row]) == len(known.prompt) and seed not in self._prefilled
+                    if (
+                        ends_prompt
+                    ):  # once: what comes later is the same prompt after a retraction, with output behind it
+                        self._prefilled.add(seed)
+                    self._check_row(rank_index, rank, row, known, samples=ends_prompt or not self._extends)
         return tokens
 
-    def _check_row(self, rank_index: int, rank: RankInputs, row: int, known: Known) -> None:
+    def _check_row(self, rank_index: int, rank: RankInputs, row: int, known: Known, *, samples: bool) -> None:
         length, prompt = int(rank.seq_lens[row]), known.prompt
         pages = rank.full_pages[rank.full_page_start[row] : rank.full_page_start[row + 1]]
         found = self._read(self.full[:, rank_index], pages, 0, 0, length, "full_pages").tolist()
@@ -127,12 +135,10 @@ class DeferredHashWorker(HashWorker):
             )
         if known.penalty and penalties is None:
             raise RowError(f"rank {rank_index} row {row}: its penalties are missing")
-        if self._extends and length != len(prompt):
-            return  # a chunk before the last: nothing is sampled
+        if not samples:
+            return
         if penalties is not None and known.penalty:
             history = [token for token in penalties.output_ids[row].tolist() if token >= 0]
-            if self._extends and history:
-                return  # retracted, and a chunk before the last ends where the prompt did
             if rank.future_rows is not None and rank.future_rows[row] >= 0:
                 history.append(found[-1])
             if history != found[len(prompt) :]:

@@ -30,7 +30,7 @@ def calls_of(action) -> int:
 
 @pytest.mark.parametrize("page", [1, 64, 256])
 def test_calls_do_not_grow_with_the_pool_or_the_request(page):
-    """PERFORMANCE G1, G2, G4: O(1) numpy calls per alloc and free."""
+    """G1, G2, G4: O(1) numpy calls per alloc and free."""
     seen = {"alloc": set(), "extend": set(), "free": set(), "free_swa": set()}
     for pages in (64, 4096):
         for tokens in (8 * page, 32 * page):
@@ -46,7 +46,7 @@ def test_calls_do_not_grow_with_the_pool_or_the_request(page):
 
 
 def test_decode_and_batched_extend_run_no_loop_per_sequence():
-    """PERFORMANCE G3."""
+    """G3."""
     decode, extend = set(), set()
     for rows in (64, 256):
         a = dual(16, 1024, 1024, strict=False)
@@ -106,7 +106,7 @@ def test_masks_and_counters_need_no_python_per_slot():
 
 
 def test_few_objects_are_tracked_by_the_collector():
-    """PERFORMANCE G15: released and pending ids live in arrays, not in Python objects."""
+    """G15: released and pending ids live in arrays, not in Python objects."""
     import gc
 
     a = TokenToKVPoolAllocator(20_000, None)

@@ -51,7 +51,7 @@ def test_free_swa_makes_a_tombstone_and_repeats_are_no_ops(page, dp):
 
 
 def test_fabricated_slots_are_ignored_by_default_and_named_in_strict_mode():
-    """DECISION 10."""
+    """DECISIONS 10."""
     for page in (1, 4):
         a = dual(page, 4, 4, strict=False)
         a.alloc(page)
@@ -144,7 +144,7 @@ def test_a_freed_short_page_is_a_double_free_not_a_partial_one():
 
 
 def test_pages_are_judged_one_by_one():
-    """DECISION 1: whole pages of a call go, the page named in part stays; strict refuses the whole call."""
+    """DECISIONS 1: whole pages of a call go, the page named in part stays; strict refuses the whole call."""
     a = dual(4, 4, 4, strict=False)
     slots = a.alloc(12)
     a.strict = True
@@ -210,7 +210,7 @@ def test_a_page_allocated_in_full_only_holds_all_its_tokens():
 
 
 def test_two_halves_in_two_calls_release_nothing_also_in_a_group():
-    """Calls are judged one by one (DECISION 1)."""
+    """Calls are judged one by one (DECISIONS 1)."""
     a = dual(4, 4, 4, strict=False)
     slots = a.alloc(4)
     with free_group(a):

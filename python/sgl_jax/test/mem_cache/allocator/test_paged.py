@@ -44,7 +44,7 @@ def test_freed_pages_sit_in_release_pages_until_the_merge():
 
 
 def test_free_reduces_to_unique_pages_and_is_idempotent():
-    """DECISION 1: the sub-allocators keep "any token names its page"."""
+    """DECISIONS 1: the sub-allocators keep "any token names its page"."""
     a = paged(3)
     a.alloc(12)
     a.free(ids(5, 13, 6, 12))

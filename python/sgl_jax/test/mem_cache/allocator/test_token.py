@@ -150,7 +150,7 @@ def test_debug_print_shows_every_rank():
 
 
 def test_the_context_manager_joins_an_open_group_and_flushes_on_errors():
-    """DECISION 8: only the outermost group flushes."""
+    """DECISIONS 8: only the outermost group flushes."""
     a = TokenToKVPoolAllocator(4, None)
     a.alloc(4)
     with free_group(a):

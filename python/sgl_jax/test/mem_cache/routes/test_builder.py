@@ -60,6 +60,7 @@ def patched(monkeypatch):
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
 def test_unsupported_combinations_stop_before_anything_is_touched(patched, case):
+    """D55: the start stops and names the other flag; no cache and no host tier is made."""
     changes, flags, other = UNSUPPORTED[case]
     pools = {
         "req_to_token_pool": MagicMock(),
