@@ -77,7 +77,8 @@ def _prompts(load: Load, count: int, seed: int) -> list[list[int]]:
 
 
 def cpu_per_request(load: Load, route: str, seed: int) -> float:
-    """Thread CPU milliseconds per request; the pools hold four times the batch, so old prompts are evicted in time.
+    """Thread CPU milliseconds per request. The pools hold four times the batch: the default 64 requests evict hardly
+    anything, ``--requests 256`` is the steady state in which every request evicts an older one.
 
     Measured from the first arrival to the last token; the ledger check of the idle edge that follows is not a request's cost.
     """
