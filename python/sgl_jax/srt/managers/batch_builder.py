@@ -10,12 +10,18 @@ import numpy.typing as npt
 
 from sgl_jax.srt.managers.batch import NO_ROWS, Batch, ExtendRow, RankRows
 from sgl_jax.srt.managers.kv_memory import KVMemory
-from sgl_jax.srt.managers.paging import EMPTY, ZERO_START, PageList, full_pages, swa_pages
+from sgl_jax.srt.managers.paging import PageList, full_pages, swa_pages
 from sgl_jax.srt.managers.request import Req
 from sgl_jax.srt.managers.roster import Roster
 from sgl_jax.srt.managers.sampling_rows import sampling_inputs
 from sgl_jax.srt.managers.seats import RankSeats
-from sgl_jax.srt.model_executor.forward_inputs import ForwardMode, RankInputs, SamplingInputs, StepInputs
+from sgl_jax.srt.model_executor.forward_inputs import (
+    ForwardMode,
+    RankInputs,
+    SamplingInputs,
+    StepInputs,
+    empty_rank,
+)
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -30,7 +36,7 @@ class BatchBuilder:
         self._roster = roster
         self._memory = memory
         self._window = window if memory.hybrid else None
-        self._idle = self._idle_rank()
+        self._idle = empty_rank(self._window is not None)
 
     # ------------------------------------------------------------------------------------------------------------- extend
     def extend(self, rows_by_rank: Sequence[Sequence[ExtendRow]]) -> Batch:
@@ -140,25 +146,6 @@ class BatchBuilder:
             swa_first_page=None if swa is None else swa.first,
             future_rows=future,
             logprob_targets=targets,
-        )
-
-    def _idle_rank(self) -> RankInputs:
-        none: npt.NDArray[np.float32] = np.empty(0, np.float32)
-        sampling = SamplingInputs(none, none, EMPTY, none, np.empty(0, np.uint32))
-        hybrid = self._window is not None
-        return RankInputs(
-            input_ids=EMPTY,
-            positions=EMPTY,
-            extend_lens=EMPTY,
-            seq_lens=EMPTY,
-            full_loc=EMPTY,
-            full_pages=EMPTY,
-            full_page_start=ZERO_START,
-            sampling=sampling,
-            swa_loc=EMPTY if hybrid else None,
-            swa_pages=EMPTY if hybrid else None,
-            swa_page_start=ZERO_START if hybrid else None,
-            swa_first_page=EMPTY if hybrid else None,
         )
 
     def _batch(self, mode: ForwardMode, ranks: list[RankRows], inputs: list[RankInputs]) -> Batch:

@@ -25,7 +25,7 @@ from sgl_jax.srt.mem_cache.base_prefix_cache import (
     MatchPrefixParams,
     MatchResult,
 )
-from sgl_jax.srt.mem_cache.errors import LockReceiptError, Violation
+from sgl_jax.srt.mem_cache.errors import LockReceiptError, TreeInvariantError, Violation
 from sgl_jax.srt.mem_cache.page import ceil_page, floor_page
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, get_child_key, packed_child_key
 from sgl_jax.srt.mem_cache.radix_tree.request_key import build_radix_key
@@ -260,7 +260,10 @@ class RadixCache(BasePrefixCache):
         """New parent over ``child``'s first ``split_len`` tokens; ``child`` keeps its identity, lock and rest (D81: copies)."""
         upper = TreeNode()
         parent = child.parent
-        assert parent is not None and 0 < split_len < len(child.key)
+        if parent is None or not 0 < split_len < len(child.key):
+            raise TreeInvariantError(
+                f"node {child.id} of {len(child.key)} tokens cannot be split at {split_len}"
+            )
         upper.parent, upper.lock_ref, upper.hit_count = parent, child.lock_ref, child.hit_count
         upper.last_access_time = child.last_access_time
         upper.key, upper.value = child.key[:split_len].compact(), child.value[:split_len].copy()

@@ -104,6 +104,26 @@ class RankInputs:
         return len(self.seq_lens)
 
 
+def empty_rank(hybrid: bool) -> RankInputs:
+    """A rank without sequences: what an idle rank hands over, and what precompilation runs."""
+    ints, floats = np.empty(0, np.int32), np.empty(0, np.float32)
+    start = np.zeros(1, np.int32)
+    return RankInputs(
+        input_ids=ints,
+        positions=ints,
+        extend_lens=ints,
+        seq_lens=ints,
+        full_loc=ints,
+        full_pages=ints,
+        full_page_start=start,
+        sampling=SamplingInputs(floats, floats, ints, floats, np.empty(0, np.uint32)),
+        swa_loc=ints if hybrid else None,
+        swa_pages=ints if hybrid else None,
+        swa_page_start=start if hybrid else None,
+        swa_first_page=ints if hybrid else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step over all ranks. ``top_logprobs`` = largest number of alternatives any row wants; ``return_logprobs``: any row wants some."""

@@ -30,8 +30,8 @@ from sgl_jax.srt.model_executor.forward_inputs import (
     ForwardMode,
     Int32,
     RankInputs,
-    SamplingInputs,
     StepInputs,
+    empty_rank,
 )
 
 _CPU_TOKEN_LADDER = (64, 512)
@@ -231,26 +231,6 @@ def pad_step(step: StepInputs, shape: StepShape, attention: AttentionShape) -> F
         out_rows=pad_rows(last, shape.seqs, 0),
         attention=build_attention_metadata(ranks, attention),
         logprob_targets=targets,
-    )
-
-
-def empty_rank(hybrid: bool) -> RankInputs:
-    """A rank without sequences: what an idle rank hands over, and what precompilation runs."""
-    ints, floats = np.empty(0, np.int32), np.empty(0, np.float32)
-    start = np.zeros(1, np.int32)
-    return RankInputs(
-        input_ids=ints,
-        positions=ints,
-        extend_lens=ints,
-        seq_lens=ints,
-        full_loc=ints,
-        full_pages=ints,
-        full_page_start=start,
-        sampling=SamplingInputs(floats, floats, ints, floats, np.empty(0, np.uint32)),
-        swa_loc=ints if hybrid else None,
-        swa_pages=ints if hybrid else None,
-        swa_page_start=start if hybrid else None,
-        swa_first_page=ints if hybrid else None,
     )
 
 

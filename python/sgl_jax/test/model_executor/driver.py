@@ -10,8 +10,13 @@ import numpy as np
 
 from sgl_jax.srt.mem_cache.memory_pool import SWAKVPool
 from sgl_jax.srt.mem_cache.window import first_visible
-from sgl_jax.srt.model_executor.forward_inputs import ForwardMode, RankInputs, SamplingInputs, StepInputs
-from sgl_jax.srt.model_executor.padding import empty_rank
+from sgl_jax.srt.model_executor.forward_inputs import (
+    ForwardMode,
+    RankInputs,
+    SamplingInputs,
+    StepInputs,
+    empty_rank,
+)
 
 
 def make_pool(config, mesh, page, full_pages, swa_pages, fill=0.0):
