@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from sgl_jax.srt.mem_cache.base_prefix_cache import (
 from sgl_jax.srt.mem_cache.errors import LockReceiptError, TreeInvariantError, Violation
 from sgl_jax.srt.mem_cache.page import ceil_page, floor_page
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, get_child_key, packed_child_key
+from sgl_jax.srt.mem_cache.radix_tree.node_ids import NumberedNodes
 from sgl_jax.srt.mem_cache.radix_tree.request_key import build_radix_key
 
 __all__ = ["CandidateQueue", "RadixCache", "RadixKey", "TreeNode", "build_radix_key", "get_child_key"]
@@ -63,10 +64,9 @@ def _convert_to_bigram_key(token_ids: Sequence[int]) -> list[tuple[int, int]]:
 
 
 # --------------------------------------------------------------------------------------------------------------- nodes
-class TreeNode:
+class TreeNode(metaclass=NumberedNodes):
     """One edge and its end: ``value`` holds the FULL slots of ``key``, int32 [len(key)]; ordered by recency."""
 
-    counter: ClassVar[int] = 0
     __slots__ = (
         "children",
         "hit_count",
@@ -88,8 +88,7 @@ class TreeNode:
         self.last_access_time = next_stamp()
         self.hit_count = 0
         self.host_value: Any = None
-        self.id = TreeNode.counter if id is None else id
-        TreeNode.counter += 1
+        self.id = TreeNode.take_id(id)
 
     @property
     def evicted(self) -> bool:

@@ -32,6 +32,8 @@ RESERVED: Final = 3
 _SCAN_SHARE: Final = 8
 _FIRST_BUFFER: Final = 64
 _SHOWN: Final = 16
+#: So few ids are cheaper to compare in a Python set than with three numpy calls.
+_FEW: Final = 64
 
 
 def empty_ids() -> IntArray:
@@ -209,17 +211,19 @@ class RankPool:
         except IndexError:
             ids = self._in_range(ids, strict)
             return self.owned(ids, strict)
-        live = states == ALLOCATED
-        if not all_true(live):
+        if states.tobytes().count(ALLOCATED) != n:
             if strict:
                 self._refuse_free(ids, states)
-            ids = ids[live]
+            ids = ids[states == ALLOCATED]
         return self.distinct(ids)
 
     def distinct(self, ids: IntArray) -> IntArray:
         """In-range ids without duplicates: O(len), no sort."""
         n = ids.size
-        if n < 2 or all_true(ids[1:] > ids[:-1]):
+        if n <= _FEW:
+            if n < 2 or len(set(ids.tolist())) == n:
+                return ids
+        elif all_true(ids[1:] > ids[:-1]):
             return ids
         order = np.arange(n, dtype=np.int32)
         self._scratch[ids] = order  # the last mention wins

@@ -17,7 +17,7 @@ one by one, also inside a group: two calls that name half a page each release no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from sgl_jax.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator, IntVector
 from sgl_jax.srt.mem_cache.allocator.extend import fill_len, plan_extend
 from sgl_jax.srt.mem_cache.allocator.mapping import RankMapping
-from sgl_jax.srt.mem_cache.allocator.named_pages import BoolArray, LiveTokens, named_pages
+from sgl_jax.srt.mem_cache.allocator.named_pages import BoolArray, LiveTokens, named_pages, whole_pages
 from sgl_jax.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sgl_jax.srt.mem_cache.allocator.rank_pool import IntArray, as_indices, empty_ids
 from sgl_jax.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
@@ -43,6 +43,14 @@ if TYPE_CHECKING:
 
 SubAllocator = TokenToKVPoolAllocator | PagedTokenToKVPoolAllocator
 _SHOWN = 16
+
+
+class Cascade(NamedTuple):
+    """The last ``free_full``, for the ``free_swa`` that follows: the read-only slots it was given and their whole pages."""
+
+    rank: int
+    slots: IntArray
+    pages: IntArray
 
 
 class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
@@ -85,6 +93,7 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         arrays = [m.tokens for m in self._maps]
         self.full_to_swa_index_mapping: IntArray | list[IntArray] = arrays[0] if dp_size == 1 else arrays
         kvcache.full_to_swa_index_mapping = self.full_to_swa_index_mapping
+        self._cascade: Cascade | None = None
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
@@ -235,6 +244,7 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         last_locs: tuple[IntArray, IntArray],
     ) -> tuple[IntArray | None, IntArray | None]:
         """``take`` from FULL, then from SWA; when SWA is short or raises, FULL is as before, byte for byte (rule 5)."""
+        self._cascade = None  # pages may get new owners
         full = self.full_attn_allocator
         mark = full.mark(rank)
         full_slots = take(full, last_locs[0])
@@ -274,12 +284,19 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         self._release_full(full_owned, indices, rank)
 
     def free_full(self, full_indices: npt.ArrayLike, *, dp_rank: int | None = None) -> None:
-        """Surrender FULL slots only; SWA slots and mapping stay for the ``free_swa`` that follows in a cascade."""
+        """Surrender FULL slots only; SWA slots and mapping stay for the ``free_swa`` that follows in a cascade.
+
+        A read-only array of whole pages is looked at once: ``free_swa`` of the same array takes the pages found here.
+        """
         rank = self.rank_of(dp_rank)
-        indices = self._usable(full_indices, rank)
-        if indices.size == 0:
-            return
-        units = self._named(indices, rank, "full", self._live_full(rank))
+        self._cascade = cascade = self._read_once(full_indices, rank)
+        if cascade is not None:
+            indices, units = cascade.slots, cascade.pages
+        else:
+            indices = self._usable(full_indices, rank)
+            if indices.size == 0:
+                return
+            units = self._named(indices, rank, "full", self._live_full(rank))
         self._release_full(self.full_attn_allocator.owned_units(units, rank), indices, rank)
 
     def free_swa(self, free_index: npt.ArrayLike, dp_rank: int | None = None) -> None:
@@ -288,6 +305,10 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         The physical slots are captured and the mapping cleared now, whatever the group does later (D02).
         """
         rank = self.rank_of(dp_rank)
+        cascade, self._cascade = self._cascade, None
+        if cascade is not None and cascade.slots is free_index and cascade.rank == rank:
+            self._release_swa(cascade.pages, rank, keep_full=False)
+            return
         indices = self._usable(free_index, rank)
         if indices.size:
             self._release_swa(self._named(indices, rank, "swa", self._live_swa(rank)), rank, keep_full=True)
@@ -357,6 +378,17 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
                 f"{self.page_size}..{limit - 1}"
             )
         return indices[inside]
+
+    def _read_once(self, slots: npt.ArrayLike, rank: int) -> Cascade | None:
+        """The cascade of read-only ``slots`` that are whole usable pages; None for any other, which are judged anew."""
+        if self.page_size == 1 or not isinstance(slots, np.ndarray) or slots.flags.writeable:
+            return None
+        if slots.dtype != np.int32 or slots.ndim != 1 or slots.size == 0:
+            return None
+        pages = whole_pages(slots, self.page_size)
+        if pages is None or int(pages.view(np.uint32).max()) > self.full_attn_allocator.units_per_rank:
+            return None
+        return Cascade(rank, slots, pages)
 
     # -- which tokens of a page a call has to name -----------------------------------------------------------------
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
+from sgl_jax.srt.mem_cache.radix_tree.node_ids import NumberedNodes
 
 _NO_KEY = RadixKey(())
 
 
-class RadixNode:
+class RadixNode(metaclass=NumberedNodes):
     """One run of tokens of a cached prefix.
 
     ``end`` is the distance in tokens from the root to this node's last token. A split gives the upper part a new object
@@ -21,12 +22,8 @@ class RadixNode:
 
     __slots__ = ("access_time", "children", "end", "hit_count", "id", "key", "observer", "parent")
 
-    counter: ClassVar[int] = 0
-
     def __init__(self, node_id: int | None = None) -> None:
-        cls = type(self)
-        self.id: int = cls.counter if node_id is None else node_id
-        cls.counter += 1
+        self.id: int = type(self).take_id(node_id)
         self.children: dict[Any, Any] = {}
         self.parent: Any = None
         self.key: RadixKey = _NO_KEY

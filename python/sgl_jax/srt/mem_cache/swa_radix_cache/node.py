@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sgl_jax.srt.mem_cache.base_prefix_cache import IntArray
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
+from sgl_jax.srt.mem_cache.radix_tree.node_ids import NumberedNodes
 
 next_swa_uuid: Callable[[], int] = count(1).__next__
 next_stamp: Callable[[], int] = count(1).__next__
 
 
-class SWATreeNode:
+class SWATreeNode(metaclass=NumberedNodes):
     """One edge and its end. ``value`` holds the FULL slots of ``key``; the SWA slots are their mapped peers.
 
     ``swa_tombstone``: the SWA half is gone, the FULL half is not. ``swa_uuid`` names the node where a window lock ended.
     ``end`` is the number of tokens from the root to this node's end; a split leaves it true.
     """
 
-    counter: ClassVar[int] = 0
     __slots__ = (
         "children",
         "end",
@@ -53,8 +53,7 @@ class SWATreeNode:
         self.last_access_time = next_stamp()
         self.swa_last_access_time = self.last_access_time
         self.hit_count = 0
-        self.id = SWATreeNode.counter if id is None else id
-        SWATreeNode.counter += 1
+        self.id = SWATreeNode.take_id(id)
 
     def __lt__(self, other: SWATreeNode) -> bool:
         return self.last_access_time < other.last_access_time

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from sgl_jax.srt.mem_cache.radix_tree.node import RadixNode
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import (
     ComponentData,
@@ -56,8 +54,6 @@ class UnifiedTreeNode(RadixNode):
     """``component_data`` always has one entry per :class:`ComponentType`, whatever the tree is made of."""
 
     __slots__ = ("component_data", "full_data", "tree_components")
-
-    counter: ClassVar[int] = 0
 
     def __init__(self, tree_components: tuple[ComponentType, ...], node_id: int | None = None) -> None:
         super().__init__(node_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +17,15 @@ IntArray = npt.NDArray[np.int32]
 def _own(slots: npt.ArrayLike) -> IntArray:
     """A copy: the caller's array may be a view of a row that is about to be re-pointed."""
     return np.array(slots, dtype=np.int32)
+
+
+def _joined(parts: list[IntArray]) -> IntArray | None:
+    """All of ``parts`` as one read-only array, which both pools may look at as one; None without any."""
+    if not parts:
+        return None
+    slots = parts[0].view() if len(parts) == 1 else np.concatenate(parts)
+    slots.flags.writeable = False
+    return slots
 
 
 class SlotApplier:
@@ -47,9 +57,14 @@ class SlotApplier:
         gathered, self._gathered = self._gathered, None
         if gathered is None:
             return
-        for parts, free in zip(gathered, (self.free_full, self.free_swa), strict=True):
-            if parts:
-                free(parts[0] if len(parts) == 1 else np.concatenate(parts), rank)
+        full_parts, swa_parts = gathered
+        full = _joined(full_parts)
+        if full is not None:
+            self.free_full(full, rank)
+        same = len(full_parts) == len(swa_parts) and all(map(operator.is_, full_parts, swa_parts))
+        swa = full if same else _joined(swa_parts)
+        if swa is not None:
+            self.free_swa(swa, rank)
 
     def free(self, slots: IntArray, rank: int) -> None:
         """Both halves of ``slots`` → free (FULL slots whose SWA half is gone: FULL only)."""
