@@ -236,18 +236,17 @@ class UnifiedRadixCache(BasePrefixCache):
 
         Whole nodes, oldest first, at a cost of the nodes freed. Leaves nothing can match go first (rule 8).
         """
-        tracker: Tracker = dict.fromkeys(ComponentType, 0)
         wanted = max(params.num_tokens, params.swa_num_tokens, params.recurrent_num)
         if self.disable or wanted <= 0:
             return EvictResult()
+        tracker: Tracker = {FULL: 0, SWA: 0, RECURRENT: 0}
         rank = self._rank_or_raise(params.dp_rank)
-        ranked = EvictParams(params.num_tokens, params.swa_num_tokens, rank, params.recurrent_num)
         self.applier.gather()
         try:
             for node in self.accounts.barren_nodes(rank):
                 self._evict_device_leaf(node, tracker)
             for component in self._components_tuple:
-                component.drive_eviction(ranked, tracker)
+                component.drive_eviction(params, tracker)
         finally:
             self.applier.release_gathered(rank)
         self.op_log.append(OpRecord("evict", rank, "", wanted, tracker[FULL] + tracker[SWA]))

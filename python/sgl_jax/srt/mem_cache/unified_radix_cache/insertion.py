@@ -143,8 +143,6 @@ class Inserter:
             component.on_parent_gains_child(node)
         for end in (*sorted(cuts), key.length):
             node = tree.attach_leaf(node, key.part(start, end))
-            for walker in self._walkers:
-                walker.refresh_lru(LRURefreshPhase.WALKDOWN, node, tree.root)
             start = end
         for component in components:
             component.commit_insert_component_data(node, True, params, result)

@@ -16,6 +16,7 @@ from typing import Any
 from sgl_jax.srt.mem_cache.errors import TreeInvariantError, Violation
 from sgl_jax.srt.mem_cache.page import floor_page
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, packed_child_key
+from sgl_jax.srt.mem_cache.radix_tree.lru import get_and_increase_time_counter
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import ComponentType
 from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import TreeComponent
@@ -142,12 +143,17 @@ class PrefixTree:
                     data.value = data.value.copy()
 
     def attach_leaf(self, parent: UnifiedTreeNode, key: RadixKey) -> UnifiedTreeNode:
-        """A new childless node below ``parent``; its values are still to come. ``key`` is compact and the node's own from now on."""
+        """A new childless node below ``parent``, used this very moment; its values are still to come.
+
+        ``key`` is compact and the node's own from now on.
+        """
         leaf = self.new_node()
         leaf.key = key
         leaf.parent, leaf.end = parent, parent.path_len() + key.length
+        leaf.access_time = get_and_increase_time_counter()
         parent.children[self.child_key(key)] = leaf
-        self.accounts.sync(parent)
+        if parent is not self.root:
+            self.accounts.sync(parent)
         return leaf
 
     def detach_leaf(self, leaf: UnifiedTreeNode) -> UnifiedTreeNode:
@@ -165,8 +171,9 @@ class PrefixTree:
         del parent.children[slot]
         leaf.leave()
         self.accounts.forget(leaf)
-        parent.access_time = max(parent.access_time, leaf.access_time)
-        self.accounts.sync(parent)
+        if parent is not self.root:
+            parent.access_time = max(parent.access_time, leaf.access_time)
+            self.accounts.sync(parent)
         return parent  # type: ignore[no-any-return]
 
     def nodes(self, rank: int | None = None) -> Iterator[UnifiedTreeNode]:
