@@ -95,15 +95,13 @@ class DecodeScheduler:
         if not len(seats):
             return True
         demand = self._memory.decode_demand(self._roster.seats[rank].length[seats] + 1)
-        while True:
-            room = self._memory.room(rank)
-            if demand <= min(room.full, room.swa):
-                return True
+        while not self._memory.has_room(demand, rank):
             if self._drain():
                 return False
             if self._retractor.make_room(rank) is not Measure.RECLAIMED:
                 self.retracted()
                 return False
+        return True
 
     def _take(self, rank: int, seats: Int64) -> Int32:
         """One slot per seat, written to the rows::

@@ -81,6 +81,13 @@ class KVMemory:
         swa = floor_page(free.swa + evictable.swa, self.page_size) if self.hybrid else UNLIMITED
         return Room(floor_page(free.full + evictable.full, self.page_size), swa)
 
+    def has_room(self, tokens: int, rank: int) -> bool:
+        """Whether each pool can give ``tokens`` (whole pages), evicting if it has to."""
+        if tokens <= self.allocator.available_size(rank):
+            return True
+        room = self.room(rank)
+        return tokens <= min(room.full, room.swa)
+
     def report(self, rank: int) -> str:
         """The numbers behind a shortage, for messages."""
         parts = []

@@ -291,13 +291,12 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         rank = self.rank_of(dp_rank)
         self._cascade = cascade = self._read_once(full_indices, rank)
         if cascade is not None:
-            indices, units = cascade.slots, cascade.pages
-        else:
-            indices = self._usable(full_indices, rank)
-            if indices.size == 0:
-                return
+            self._release_full(cascade.pages, cascade.slots, rank)
+            return
+        indices = self._usable(full_indices, rank)
+        if indices.size:
             units = self._named(indices, rank, "full", self._live_full(rank))
-        self._release_full(self.full_attn_allocator.owned_units(units, rank), indices, rank)
+            self._release_full(self.full_attn_allocator.owned_units(units, rank), indices, rank)
 
     def free_swa(self, free_index: npt.ArrayLike, dp_rank: int | None = None) -> None:
         """Surrender the SWA slots mapped to FULL ``free_index``; unmapped ones are a no-op, so repeats are too.
@@ -380,13 +379,13 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         return indices[inside]
 
     def _read_once(self, slots: npt.ArrayLike, rank: int) -> Cascade | None:
-        """The cascade of read-only ``slots`` that are whole usable pages; None for any other, which are judged anew."""
+        """The cascade of read-only ``slots`` that are whole, distinct and allocated pages; None for any other."""
         if self.page_size == 1 or not isinstance(slots, np.ndarray) or slots.flags.writeable:
             return None
         if slots.dtype != np.int32 or slots.ndim != 1 or slots.size == 0:
             return None
         pages = whole_pages(slots, self.page_size)
-        if pages is None or int(pages.view(np.uint32).max()) > self.full_attn_allocator.units_per_rank:
+        if pages is None or self.full_attn_allocator.owned_units(pages, rank) is not pages:
             return None
         return Cascade(rank, slots, pages)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
+from sgl_jax.srt.mem_cache.radix_tree.key import ChildKey, RadixKey
 from sgl_jax.srt.mem_cache.radix_tree.node_ids import NumberedNodes
 
 _NO_KEY = RadixKey(())
@@ -17,10 +17,10 @@ class RadixNode(metaclass=NumberedNodes):
     ``end`` is the distance in tokens from the root to this node's last token. A split gives the upper part a new object
     and leaves the lower part, so ``end`` never changes: it positions the node in O(1). None on a hand-built node.
     ``access_time`` is the age in ticks; assigning ``last_access_time`` also tells the ``observer``, which re-files the node
-    among the eviction candidates.
+    among the eviction candidates. ``slot`` is the key under which the parent holds the node; None on a hand-built node.
     """
 
-    __slots__ = ("access_time", "children", "end", "hit_count", "id", "key", "observer", "parent")
+    __slots__ = ("access_time", "children", "end", "hit_count", "id", "key", "observer", "parent", "slot")
 
     def __init__(self, node_id: int | None = None) -> None:
         self.id: int = type(self).take_id(node_id)
@@ -28,6 +28,7 @@ class RadixNode(metaclass=NumberedNodes):
         self.parent: Any = None
         self.key: RadixKey = _NO_KEY
         self.end: int | None = None
+        self.slot: ChildKey = None
         self.access_time: float = 0.0
         self.hit_count = 0
         self.observer: Callable[[Any, int], None] | None = None

@@ -7,7 +7,7 @@ cache's applier only, and values and locks change through its accounts only.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -287,3 +287,9 @@ class TreeComponent(abc.ABC):
     def check_nodes(self, nodes: Sequence[UnifiedTreeNode]) -> list[Violation]:
         """Broken invariants that only this component can see."""
         return []
+
+
+def overriders(components: Iterable[TreeComponent], hook: str) -> tuple[TreeComponent, ...]:
+    """The components with a ``hook`` of their own. The default ones do nothing, so the core asks these only."""
+    default = getattr(TreeComponent, hook)
+    return tuple(c for c in components if getattr(type(c), hook) is not default)

@@ -230,8 +230,12 @@ class NodeAccounts:
         return self.is_leaf(node) and not self._can_end_match(node)
 
     def forget(self, node: UnifiedTreeNode) -> None:
-        """``node`` left the tree."""
+        """``node`` left the tree, unlocked: it is no candidate any more and its FULL value is gone."""
         rank = node.key.dp_rank or 0
+        data = node.full_data
+        if data.value is not None:
+            self.evictable[FULL][rank] -= len(data.value)
+            data.value = None
         self._unfiled[rank].pop(node.id, None)
         self._barren[rank].pop(node.id, None)
         self._leaves[rank].discard(node)

@@ -34,7 +34,11 @@ from sgl_jax.srt.mem_cache.radix_tree.request_key import to_bigram_key
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import ComponentType, LRURefreshPhase
 from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
 from sgl_jax.srt.mem_cache.unified_cache_components.receipts import reclaim_rank
-from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import Tracker, TreeComponent
+from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import (
+    Tracker,
+    TreeComponent,
+    overriders,
+)
 from sgl_jax.srt.mem_cache.unified_radix_cache.accounts import CandidateView, NodeAccounts
 from sgl_jax.srt.mem_cache.unified_radix_cache.applier import SlotApplier
 from sgl_jax.srt.mem_cache.unified_radix_cache.checks import check_cache
@@ -121,6 +125,7 @@ class UnifiedRadixCache(BasePrefixCache):
         self._components_tuple = tuple(self.components.values())
         self._enders = tuple(c for c in self._components_tuple if c.component_type is not FULL)
         self._walkers = tuple(c for c in self._components_tuple if c.refreshes_on_walk)
+        self._finalizers = overriders(self._components_tuple, "finalize_match_result")
         self._lifecycle = RequestLifecycle(self)
         self.op_log: deque[OpRecord] = deque(maxlen=_OP_LOG_LENGTH)
         self._ledger_event_totals: defaultdict[int, defaultdict[str, int]] = defaultdict(
@@ -194,7 +199,7 @@ class UnifiedRadixCache(BasePrefixCache):
         slots = np.concatenate(chunks[:accepted]) if accepted else self._no_match.device_indices
         full_hit = len(slots) + sum(map(len, chunks[accepted:]))
         result = MatchResult(slots, best, best, best, full_hit_length=full_hit)
-        for component in self._components_tuple:
+        for component in self._finalizers:
             result = component.finalize_match_result(result, params, chunks, accepted)
         self._log("match", key.dp_rank, params.req, key.length, len(result.device_indices))
         return result
@@ -265,7 +270,7 @@ class UnifiedRadixCache(BasePrefixCache):
             )
 
     def _evict_device_leaf(self, node: UnifiedTreeNode, tracker: Tracker) -> UnifiedTreeNode:
-        """Remove a leaf: FULL slots, then SWA slots, then the FULL value, then the node; and what became barren above it.
+        """Remove a leaf: FULL slots, then SWA slots, then the node with its FULL value; and what became barren above it.
 
         ``tracker`` counts freed slots per component. The cascade stops at a node that is locked, has children or can end a
         match (D28); returns that node.
@@ -276,7 +281,6 @@ class UnifiedRadixCache(BasePrefixCache):
                 freed = component.evict_component(at)[0]
                 ct = component.component_type
                 tracker[ct] = tracker.get(ct, 0) + freed
-            self.accounts.set_value(at, FULL, None)
             at = self.tree.detach_leaf(at)
             if not self.accounts.is_barren(at):
                 return at

@@ -20,7 +20,7 @@ from sgl_jax.srt.mem_cache.errors import TreeInvariantError
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
 from sgl_jax.srt.mem_cache.unified_cache_components.component_types import ComponentType, LRURefreshPhase
 from sgl_jax.srt.mem_cache.unified_cache_components.node import UnifiedTreeNode
-from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import TreeComponent
+from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import TreeComponent, overriders
 from sgl_jax.srt.mem_cache.unified_radix_cache.tree import PrefixTree
 
 IntArray = npt.NDArray[np.int32]
@@ -43,6 +43,9 @@ class Inserter:
         self._tree = tree
         self._components = tuple(components)
         self._walkers = tuple(c for c in components if c.refreshes_on_walk)
+        self._cutters = overriders(components, "leaf_cuts")
+        self._leaf_skippers = overriders(components, "should_skip_leaf_creation")
+        self._parent_watchers = overriders(components, "on_parent_gains_child")
 
     def run(
         self, key: RadixKey, params: InsertParams, start: UnifiedTreeNode, keep_leaf: bool
@@ -120,7 +123,7 @@ class Inserter:
         if (
             is_new
             and not keep_leaf
-            and any(c.should_skip_leaf_creation(offset, length, params) for c in self._components)
+            and any(c.should_skip_leaf_creation(offset, length, params) for c in self._leaf_skippers)
         ):
             facts.surrendered.append(params.value[max(offset, params.prev_prefix_len) : length])
             return node
@@ -135,15 +138,16 @@ class Inserter:
         self, node: UnifiedTreeNode, key: RadixKey, params: InsertParams, result: InsertResult
     ) -> UnifiedTreeNode:
         """A new leaf over ``[result.prefix_len, len(key))``, cut where the components want it; returns its last piece."""
-        tree, components = self._tree, self._components
+        tree = self._tree
         start = result.prefix_len
         cuts: list[int] = []
-        for component in components:
+        for component in self._cutters:
             cuts += component.leaf_cuts(start, key.length, params)
+        for component in self._parent_watchers:
             component.on_parent_gains_child(node)
         for end in (*sorted(cuts), key.length):
             node = tree.attach_leaf(node, key.part(start, end))
             start = end
-        for component in components:
+        for component in self._components:
             component.commit_insert_component_data(node, True, params, result)
         return node

@@ -28,6 +28,7 @@ from sgl_jax.srt.mem_cache.unified_cache_components.receipts import (
     rid_of,
     store_receipt,
 )
+from sgl_jax.srt.mem_cache.unified_cache_components.tree_component import overriders
 from sgl_jax.srt.mem_cache.window import reclaim_boundary
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class RequestLifecycle:
 
     def __init__(self, cache: UnifiedRadixCache) -> None:
         self._cache = cache
+        self._preparers = overriders(cache.components.values(), "prepare_for_caching_req")
+        self._cleaners = overriders(cache.components.values(), "cleanup_after_caching_req")
 
     def _row(self, req: Any) -> IntArray:
         row: IntArray = self._cache.req_to_token_pool.req_to_token[req.req_pool_idx]
@@ -64,7 +67,7 @@ class RequestLifecycle:
     def _prepare(self, req: Any, length: int, is_finished: bool) -> tuple[InsertParams, int]:
         """Insert parameters filled by the components, and how many tokens they allow."""
         params = InsertParams(prev_prefix_len=int(req.cache_protected_len))
-        for component in self._cache._components_tuple:
+        for component in self._preparers:
             cap = component.prepare_for_caching_req(req, params, length, is_finished)
             length = length if cap is None else min(length, cap)
         return params, length
@@ -119,7 +122,7 @@ class RequestLifecycle:
             self._free_single(facts.result.prefix_len, params, key)
             if facts.result.prefix_len > protected:
                 self._repoint(row, facts.end, protected)
-            for component in cache._components_tuple:
+            for component in self._cleaners:
                 component.cleanup_after_caching_req(req, False, facts.result, params)
             self._exchange_lock(req, facts.end)
         matched = facts.end.path_len()
@@ -202,7 +205,7 @@ class RequestLifecycle:
             else:
                 cache.applier.free(row[params.prev_prefix_len : kept], rank)
             cache.applier.free(row[kept:end], rank)
-            for component in cache._components_tuple:
+            for component in self._cleaners:
                 component.cleanup_after_caching_req(req, True, result, params)
             if req.last_node is not None:
                 cache.dec_lock_ref(req.last_node, getattr(req, "cache_lock_params", None))

@@ -114,20 +114,20 @@ class PrefixTree:
                 f"node {child.id} of {len(key)} tokens cannot be cut at {list(cuts)} (page size {self.page_size})"
             )
         start = child.start
-        slot = self.child_key(key)
+        slot = self.child_key(key) if child.slot is None else child.slot
         made: list[UnifiedTreeNode] = []
         for low, high in pairwise(bounds[:-1]):
             upper = self.new_node()
             upper.key = key.part(low, high)
             child.key = key[high:]
-            upper.parent, upper.end = parent, start + high
-            upper.children[self.child_key(child.key)] = child
+            upper.parent, upper.end, upper.slot = parent, start + high, slot
             parent.children[slot] = upper
-            child.parent = upper
+            child.parent, child.slot = upper, self.child_key(child.key)
+            upper.children[child.slot] = child
             for component in self.components:
                 component.redistribute_on_node_split(upper, child)
             made.append(upper)
-            parent, slot = upper, self.child_key(child.key)
+            parent, slot = upper, child.slot
         child.key = child.key.compact()
         self._own_values([*made, child])
         for node in made:
@@ -151,19 +151,20 @@ class PrefixTree:
         leaf.key = key
         leaf.parent, leaf.end = parent, parent.path_len() + key.length
         leaf.access_time = get_and_increase_time_counter()
-        parent.children[self.child_key(key)] = leaf
+        leaf.slot = slot = self.child_key(key)
+        parent.children[slot] = leaf
         if parent is not self.root:
             self.accounts.sync(parent)
         return leaf
 
     def detach_leaf(self, leaf: UnifiedTreeNode) -> UnifiedTreeNode:
-        """Unlink a childless, unlocked node whose values are gone; returns its former parent.
+        """Unlink a childless, unlocked node whose slots were given back; returns its former parent.
 
-        The parent inherits the leaf's age if that is younger: a use of the leaf was a use of the whole path.
+        The FULL value goes with it. The parent inherits the leaf's age if that is younger: a use of the leaf was a use of the whole path.
         Raises TreeInvariantError when the leaf is not that.
         """
         parent = leaf.parent
-        slot = self.child_key(leaf.key)
+        slot = self.child_key(leaf.key) if leaf.slot is None else leaf.slot
         if parent is None or leaf.children or leaf.in_use or parent.children.get(slot) is not leaf:
             raise TreeInvariantError(
                 f"node {leaf.id} cannot be removed: root, detached, locked or with children"
