@@ -426,7 +426,7 @@ class SWATokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         if indices.size == 0:
             return empty_ids()
         swa_slots = self._maps[rank].read(indices)
-        if require_mapped and not swa_slots.all():
+        if require_mapped and np.count_nonzero(swa_slots) != swa_slots.size:
             missing = indices[swa_slots == 0][:_SHOWN].tolist()
             raise ValueError(f"dp_rank={rank}: FULL slots without an SWA mapping: {missing}")
         return swa_slots

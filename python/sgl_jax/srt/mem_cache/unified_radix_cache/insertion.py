@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +58,10 @@ class Inserter:
         tree = self._tree
         facts = InsertFacts(InsertResult(), start)
         node, offset, length = start, start.path_len(), key.length
+        slot = None
         while offset < length:
-            child = tree.find_child(node, key, offset)
+            slot = tree.child_key(key, start=offset)
+            child = tree.enter(node, slot, key, offset)
             if child is None:
                 break
             size = child.key.length
@@ -68,7 +71,7 @@ class Inserter:
             offset += size
             node = child
         facts.result.prefix_len = offset
-        facts.end = self._finish(node, offset, key, params, keep_leaf, facts)
+        facts.end = self._finish(node, slot, key, params, keep_leaf, facts)
         if facts.end is not tree.root:
             for component in self._components:
                 component.refresh_lru(LRURefreshPhase.INSERT_END, facts.end, tree.root)
@@ -110,15 +113,15 @@ class Inserter:
     def _finish(
         self,
         node: UnifiedTreeNode,
-        offset: int,
+        slot: Any,
         key: RadixKey,
         params: InsertParams,
         keep_leaf: bool,
         facts: InsertFacts,
     ) -> UnifiedTreeNode:
-        """Attach ``[offset, len(key))`` below ``node``, or surrender it; returns the node the insert ends at."""
+        """Attach what is not in the tree below ``node``, in ``slot``, or surrender it; returns the node the insert ends at."""
         assert params.value is not None
-        length = key.length
+        offset, length = facts.result.prefix_len, key.length
         is_new = offset < length
         if (
             is_new
@@ -128,14 +131,14 @@ class Inserter:
             facts.surrendered.append(params.value[max(offset, params.prev_prefix_len) : length])
             return node
         if is_new:
-            return self._attach(node, key, params, facts.result)
+            return self._attach(node, slot, key, params, facts.result)
         if node is not self._tree.root:
             for component in self._components:
                 component.commit_insert_component_data(node, False, params, facts.result)
         return node
 
     def _attach(
-        self, node: UnifiedTreeNode, key: RadixKey, params: InsertParams, result: InsertResult
+        self, node: UnifiedTreeNode, slot: Any, key: RadixKey, params: InsertParams, result: InsertResult
     ) -> UnifiedTreeNode:
         """A new leaf over ``[result.prefix_len, len(key))``, cut where the components want it; returns its last piece."""
         tree = self._tree
@@ -146,8 +149,8 @@ class Inserter:
         for component in self._parent_watchers:
             component.on_parent_gains_child(node)
         for end in (*sorted(cuts), key.length):
-            node = tree.attach_leaf(node, key.part(start, end))
-            start = end
+            node = tree.attach_leaf(node, key.part(start, end), slot)
+            start, slot = end, None
         for component in self._components:
             component.commit_insert_component_data(node, True, params, result)
         return node

@@ -62,7 +62,11 @@ class PrefixTree:
 
         The rest is page aligned and not empty, hence so is every node (D10, D11).
         """
-        child: UnifiedTreeNode | None = node.children.get(self.child_key(key, start=start))
+        return self.enter(node, self.child_key(key, start=start), key, start)
+
+    def enter(self, node: UnifiedTreeNode, slot: Any, key: RadixKey, start: int) -> UnifiedTreeNode | None:
+        """:meth:`find_child`, where ``slot`` is the child key of ``key[start:]``."""
+        child: UnifiedTreeNode | None = node.children.get(slot)
         if child is None or key.startswith(child.key, start):
             return child
         shared = floor_page(child.key.match_len(key[start:]), self.page_size)
@@ -142,16 +146,16 @@ class PrefixTree:
                 if data.value is not None:
                     data.value = data.value.copy()
 
-    def attach_leaf(self, parent: UnifiedTreeNode, key: RadixKey) -> UnifiedTreeNode:
+    def attach_leaf(self, parent: UnifiedTreeNode, key: RadixKey, slot: Any = None) -> UnifiedTreeNode:
         """A new childless node below ``parent``, used this very moment; its values are still to come.
 
-        ``key`` is compact and the node's own from now on.
+        ``key`` is compact and the node's own from now on; ``slot`` is its child key, where that is known already.
         """
         leaf = self.new_node()
         leaf.key = key
         leaf.parent, leaf.end = parent, parent.path_len() + key.length
         leaf.access_time = get_and_increase_time_counter()
-        leaf.slot = slot = self.child_key(key)
+        leaf.slot = slot = self.child_key(key) if slot is None else slot
         parent.children[slot] = leaf
         if parent is not self.root:
             self.accounts.sync(parent)
