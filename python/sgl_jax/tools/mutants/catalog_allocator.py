@@ -12,7 +12,7 @@ ALLOCATOR: tuple[Mutant, ...] = (
     Mutant(
         "alloc_double_free_accepted",
         _POOL,
-        "            ids = ids[live]\n",
+        "            ids = ids[states == ALLOCATED]\n",
         "            ids = ids[states != RESERVED]\n",
     ),
     Mutant("alloc_group_not_deferred", _POOL, "PENDING if defer else FREE\n", "FREE\n"),
@@ -97,6 +97,21 @@ ALLOCATOR: tuple[Mutant, ...] = (
         "        self._release_swa(units, rank, keep_full=False)\n        self._release_full(full_owned",
         "        self._release_full(full_owned",
     ),
+    Mutant(
+        "alloc_cascade_outlives_an_alloc",
+        _SWA,
+        "        self._cascade = None  # pages may get new owners\n",
+        "",
+    ),
+    Mutant("alloc_cascade_of_any_rank", _SWA, " and cascade.rank == rank:\n", ":\n"),
+    Mutant("alloc_cascade_of_any_array", _SWA, " and cascade.slots is free_index and", " and"),
+    Mutant("alloc_cascade_of_a_writable_array", _SWA, " or slots.flags.writeable:\n", ":\n"),
+    Mutant(
+        "alloc_few_ids_are_distinct",
+        _POOL,
+        "            if n < 2 or len(set(ids.tolist())) == n:\n",
+        "            if True:\n",
+    ),
     Mutant("alloc_clear_keeps_mapping", _SWA, "        self._maps[rank].clear()\n", ""),
     Mutant(
         "alloc_rank_zero_mapping",
@@ -137,7 +152,7 @@ ALLOCATOR: tuple[Mutant, ...] = (
     Mutant(
         "alloc_translate_ignores_gaps",
         _SWA,
-        "        if require_mapped and not swa_slots.all():\n",
+        "        if require_mapped and np.count_nonzero(swa_slots) != swa_slots.size:\n",
         "        if False:\n",
     ),
 )

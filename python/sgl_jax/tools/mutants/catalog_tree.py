@@ -210,6 +210,17 @@ INSERT: tuple[Mutant, ...] = (
 )
 
 EVICT: tuple[Mutant, ...] = (
+    Mutant("attach_is_not_a_use", _TREE, "        leaf.access_time = get_and_increase_time_counter()\n", ""),
+    Mutant(
+        "cut_keeps_the_old_slot",
+        _TREE,
+        "child.parent, child.slot = upper, self.child_key(child.key)\n            upper.children[child.slot]",
+        "child.parent = upper\n            upper.children[self.child_key(child.key)]",
+    ),
+    Mutant(
+        "removed_leaf_keeps_its_sum", _ACC, "            self.evictable[FULL][rank] -= len(data.value)\n", ""
+    ),
+    Mutant("removed_leaf_keeps_its_value", _ACC, "            data.value = None\n", ""),
     Mutant(
         "evict_swa_keeps_slots", _SWA, "        self.cache.applier.free_swa(node.full_data.value, rank)\n", ""
     ),

@@ -188,15 +188,15 @@ class NodeAccounts:
                 indexes[rank].add(node)
             else:
                 indexes[rank].discard(node)
-        leaves, barren = self._leaves[rank], self._barren[rank]
-        leaf = self.is_leaf(node)
-        if leaf:
-            leaves.add(node)
+        barren = self._barren[rank]
+        if self.is_leaf(node):
+            self._leaves[rank].add(node)
+            if not self._can_end_match(node):
+                barren[node.id] = node
+                return
         else:
-            leaves.discard(node)
-        if leaf and not self._can_end_match(node):
-            barren[node.id] = node
-        elif barren:
+            self._leaves[rank].discard(node)
+        if barren:
             barren.pop(node.id, None)
 
     @property
@@ -257,7 +257,8 @@ class NodeAccounts:
 
     def oldest(self, ct: ComponentType, rank: int) -> UnifiedTreeNode | None:
         """The node an auxiliary component evicts next on ``rank``."""
-        self._settle(rank)
+        if self._unfiled[rank]:
+            self._settle(rank)
         node: UnifiedTreeNode | None = self._aux[ct][rank].oldest()
         return node
 
@@ -265,4 +266,5 @@ class NodeAccounts:
         """Leaves of ``rank`` that only occupy slots."""
         if self._unfiled[rank]:
             self._settle(rank)
-        return list(self._barren[rank].values())
+        barren = self._barren[rank]
+        return list(barren.values()) if barren else []

@@ -53,8 +53,11 @@ def _check_node(tree: PrefixTree, node: UnifiedTreeNode) -> Iterator[Violation]:
     size = len(node.key)
     if size == 0 or size % tree.page_size:
         yield bad("node_length", f"{size} tokens at page size {tree.page_size}")
-    if node.parent is None or node.parent.children.get(tree.child_key(node.key)) is not node:
+    slot = tree.child_key(node.key)
+    if node.parent is None or node.parent.children.get(slot) is not node:
         yield bad("node_link", "its parent does not know it under its own key")
+    elif node.slot not in (None, slot):
+        yield bad("node_slot", "it remembers another place than its key's")
     elif node.end != node.parent.path_len() + size:
         yield bad("node_end", f"end {node.end}, parent ends at {node.parent.path_len()}, {size} tokens")
     for ct in tree.kinds:

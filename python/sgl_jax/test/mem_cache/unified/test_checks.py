@@ -65,6 +65,10 @@ def spoil_owner(desk: Desk) -> None:
     desk.node("abcdef").component_data[FULL].value[:] = desk.node("abcd").component_data[FULL].value
 
 
+def spoil_slot(desk: Desk) -> None:
+    desk.node("abcdef").slot = desk.node("abcd").slot
+
+
 def spoil_leaf_index(desk: Desk) -> None:
     desk.cache.accounts.leaves[1].discard(desk.node("abcdef"))
 
@@ -99,6 +103,7 @@ def spoil_limit(desk: Desk) -> None:
         (spoil_counter, "evictable_sum"),
         (spoil_protected, "protected_sum"),
         (spoil_link, "node_link"),
+        (spoil_slot, "node_slot"),
         (spoil_end, "node_end"),
         (spoil_length, "value_length"),
         (spoil_full_lock, "full_lock_count"),
