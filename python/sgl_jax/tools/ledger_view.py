@@ -107,8 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sgl-jax ledger", description=__doc__)
     parser.add_argument("url", help="server address, e.g. 127.0.0.1:30000")
     parser.add_argument("--slot", type=int, help="say who owns this slot")
-    parser.add_argument("--pool", choices=POOLS, default="full", help="pool of --slot (default: full)")
-    parser.add_argument("--rank", type=int, default=0, help="data-parallel rank of --slot (default: 0)")
+    parser.add_argument("--pool", choices=POOLS, help="pool of --slot (default: full)")
+    parser.add_argument("--rank", type=int, help="data-parallel rank of --slot (default: 0)")
     parser.add_argument("--diff", type=Path, metavar="FILE", help="compare with a ledger saved by --save")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the answer to FILE")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON instead of tables")
@@ -128,10 +128,17 @@ def _slot_text(body: Mapping[str, Any], slot: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the ledger; see the module for the exit codes."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     query: dict[str, str] = {}
     if options.slot is not None:
-        query = {"slot": str(options.slot), "pool": options.pool, "rank": str(options.rank)}
+        query = {
+            "slot": str(options.slot),
+            "pool": options.pool or "full",
+            "rank": str(options.rank or 0),
+        }
+    elif options.pool is not None or options.rank is not None:
+        parser.error("--pool and --rank say where --slot N is: add --slot, or leave them out for every rank and pool")
     try:
         body = fetch(options.url, query, options.api_key, options.timeout)
         owner = None if options.slot is None else _slot_text(body, options.slot)

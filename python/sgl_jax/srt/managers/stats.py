@@ -16,6 +16,7 @@ import numpy as np
 from sgl_jax.srt.managers.kv_memory import KVMemory
 from sgl_jax.srt.managers.roster import Roster
 from sgl_jax.srt.mem_cache.ledger.snapshot import event_token_totals, event_totals
+from sgl_jax.srt.mem_cache.window import reclaim_ends
 
 logger = logging.getLogger(__name__)
 
@@ -144,10 +145,10 @@ class Stats:
         return gauges
 
     def _reclaim_lag(self, rank: int) -> int:
-        """Tokens of running requests that left the window and still hold a window slot."""
+        """Tokens of running requests that left the window and still hold a window slot: what a reclaim would free now."""
         seats, window = self._roster.seats[rank], getattr(self._memory.cache, "sliding_window_size", 0) or 0
-        behind = seats.processed[seats.taken] - window - self._memory.page_size - seats.reclaimed[seats.taken]
-        return int(np.maximum(behind, 0).sum())
+        ends = reclaim_ends(seats.processed[seats.taken], window, self._memory.page_size)
+        return int(np.maximum(ends - seats.reclaimed[seats.taken], 0).sum())
 
     def snapshot(self) -> dict[str, Any]:
         """What a heartbeat carries: per-rank gauges and monotonic totals (lists over ranks)."""

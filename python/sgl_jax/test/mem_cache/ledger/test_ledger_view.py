@@ -114,3 +114,11 @@ def test_nobody_there_exits_2(capsys):
 def test_an_answer_that_is_no_ledger_exits_2(server, capsys):
     server["body"] = {"hello": 1}
     assert main([server["url"]]) == 2
+
+
+@pytest.mark.parametrize("flags", [["--pool", "swa"], ["--rank", "0"]])
+def test_a_place_without_a_slot_is_refused_before_anything_is_asked(flags, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["127.0.0.1:1", *flags])
+    assert stopped.value.code == 2
+    assert "--pool and --rank say where --slot N is: add --slot" in capsys.readouterr().err
