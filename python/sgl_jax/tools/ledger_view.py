@@ -138,7 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "rank": str(options.rank or 0),
         }
     elif options.pool is not None or options.rank is not None:
-        parser.error("--pool and --rank say where --slot N is: add --slot, or leave them out for every rank and pool")
+        parser.error(
+            "--pool and --rank say where --slot N is: add --slot, or leave them out for every rank and pool"
+        )
     try:
         body = fetch(options.url, query, options.api_key, options.timeout)
         owner = None if options.slot is None else _slot_text(body, options.slot)

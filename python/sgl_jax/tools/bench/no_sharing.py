@@ -1,7 +1,7 @@
 """``sgl-jax bench no-sharing``: what the radix cache costs when no prompt shares anything (random prompts).
 
-Host CPU time per request, the radix route against ``--disable-radix-cache``, same prompts, a worker that computes nothing, repeats
-interleaved A B A B; and the peak of window-pool slots that one request keeps from being evicted.
+Host CPU time per request, the radix route against ``--disable-radix-cache``, same prompts, a worker that computes nothing, both
+routes in turn; and the peak of window-pool slots that one request keeps from being evicted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sgl_jax.srt.mem_cache.page import ceil_page
 from sgl_jax.tools.bench.in_process import VOCAB, build, request
 
 LIMIT = 1.05
+_TURN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class NoSharing:
     """
 
     route: str
+    requests: int
     route_ms: float
     chunk_ms: float
     ratio: float
@@ -76,23 +78,43 @@ def _prompts(load: Load, count: int, seed: int) -> list[list[int]]:
     return [[rng.randrange(3, VOCAB) for _ in range(load.prompt)] for _ in range(count)]
 
 
-def cpu_per_request(load: Load, route: str, seed: int) -> float:
-    """Thread CPU milliseconds per request. The pools hold four times the batch: the default 64 requests evict hardly
-    anything, ``--requests 256`` is the steady state in which every request evicts an older one.
+class Run:
+    """One route under the load, advanced a few steps at a time; ``cpu`` is the thread CPU time of its steps, in seconds.
 
-    Measured from the first arrival to the last token; the ledger check of the idle edge that follows is not a request's cost.
+    The pools hold four times the batch: 64 requests evict hardly anything, with 256 every request evicts an older one. From the
+    first arrival to the last token; the ledger check of the idle edge that follows is not a request's cost.
     """
-    scheduler = _scheduler(load, route, load.batch)
-    prompts = _prompts(load, load.requests, seed)
-    last = request("last", prompts[-1][::-1], load.output + 1)
+
+    def __init__(self, load: Load, route: str, seed: int) -> None:
+        self.cpu = 0.0
+        self._scheduler = _scheduler(load, route, load.batch)
+        prompts = _prompts(load, load.requests, seed)
+        self._arrivals = [request(f"r{i}", prompt, load.output) for i, prompt in enumerate(prompts)]
+        self._arrivals.append(request("last", prompts[-1][::-1], load.output + 1))
+
+    def advance(self, steps: int) -> bool:
+        """Up to ``steps`` steps; whether there is more to do."""
+        began = time.thread_time()
+        while self._arrivals:
+            self._scheduler.handle(self._arrivals.pop(0))
+        live = self._scheduler.roster.by_rid
+        while steps and len(live) > 1:
+            self._scheduler.step()
+            steps -= 1
+        self.cpu += time.thread_time() - began
+        return len(live) > 1
+
+
+def cpu_per_request(load: Load, routes: Sequence[str], seed: int) -> list[float]:
+    """CPU milliseconds per request of every route, same prompts. They take turns, so that a machine that slows down slows all."""
+    runs = [Run(load, route, seed) for route in routes]
     gc.collect()
-    began = time.thread_time()
-    for i, prompt in enumerate(prompts):
-        scheduler.handle(request(f"r{i}", prompt, load.output))
-    scheduler.handle(last)
-    while len(scheduler.roster.by_rid) > 1:
-        scheduler.step()
-    return (time.thread_time() - began) * 1e3 / load.requests
+    gc.freeze()  # as the server does once it is ready
+    going = list(runs)
+    while going:
+        going = [run for run in going if run.advance(_TURN)]
+    gc.unfreeze()
+    return [run.cpu * 1e3 / load.requests for run in runs]
 
 
 def peak_swa(load: Load, route: str) -> int:
@@ -107,15 +129,18 @@ def peak_swa(load: Load, route: str) -> int:
 
 
 def measure(load: Load, route: str, repeats: int) -> NoSharing:
-    """A B A B; the ratio is taken within each pair."""
+    """The ratio is taken within each repeat; the one that begins alternates."""
     pairs = []
     for repeat in range(repeats):
-        order = (route, "chunk") if repeat % 2 == 0 else ("chunk", route)
-        cost = {name: cpu_per_request(load, name, repeat) for name in order}
-        pairs.append((cost[route], cost["chunk"]))
+        if repeat % 2:
+            base, cost = cpu_per_request(load, ("chunk", route), repeat)
+        else:
+            cost, base = cpu_per_request(load, (route, "chunk"), repeat)
+        pairs.append((cost, base))
     ratios = sorted(a / b for a, b in pairs)
     return NoSharing(
         route,
+        load.requests,
         statistics.median(a for a, _ in pairs),
         statistics.median(b for _, b in pairs),
         statistics.median(ratios),
@@ -129,15 +154,21 @@ def measure(load: Load, route: str, repeats: int) -> NoSharing:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sgl-jax bench no-sharing", description=__doc__)
     parser.add_argument("--route", nargs="+", choices=("unified", "legacy"), default=["unified", "legacy"])
-    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument(
+        "--requests",
+        type=int,
+        nargs="+",
+        default=[64, 256],
+        help="prompts of a run, one row each; the pools hold about 64 (default: 64, which evicts hardly anything, and 256)",
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--page-size", type=int, default=128)
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
-    load = Load(requests=options.requests, page_size=options.page_size, window=options.window)
-    cpu_per_request(load, "chunk", 0)  # warm-up
-    rows = [measure(load, route, options.repeats) for route in options.route]
+    loads = [Load(n, page_size=options.page_size, window=options.window) for n in options.requests]
+    cpu_per_request(loads[0], ("chunk", "unified"), 0)  # warm-up
+    rows = [measure(load, route, options.repeats) for route in options.route for load in loads]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0
@@ -148,8 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             else ""
         )
         print(
-            f"{row.route}: {row.route_ms:.2f} ms CPU per request, chunk cache {row.chunk_ms:.2f} ms, ratio {row.ratio:.3f} "
-            f"[{row.ratio_low:.3f}..{row.ratio_high:.3f}]{aim}\n"
+            f"{row.route}, {row.requests} requests: {row.route_ms:.2f} ms CPU per request, chunk cache {row.chunk_ms:.2f} ms, "
+            f"ratio {row.ratio:.3f} [{row.ratio_low:.3f}..{row.ratio_high:.3f}]{aim}\n"
             f"  peak non-evictable window slots of one request: {row.peak_swa} (limit {row.peak_limit})"
         )
     return 0
