@@ -83,7 +83,7 @@ class KVMemory:
 
     def has_room(self, tokens: int, rank: int) -> bool:
         """Whether each pool can give ``tokens`` (whole pages), evicting if it has to."""
-        if tokens <= self.allocator.available_size(rank):
+        if tokens <= 0 or tokens <= self.allocator.available_size(rank):
             return True
         room = self.room(rank)
         return tokens <= min(room.full, room.swa)
