@@ -23,6 +23,7 @@ from sgl_jax.srt.server_args import ServerArgs
 logger = logging.getLogger(__name__)
 
 _POLL = 0.2
+_LAST_WORDS = 5.0
 
 
 class ServerFailed(RuntimeError):
@@ -74,9 +75,10 @@ class Launcher:
         """Runs until cancelled. Raises ServerFailed when the scheduler has died or its loop is stuck."""
         while True:
             await asyncio.sleep(_POLL)
-            if self.manager.fatal is None and self._exit_code() is not None and not self._stopping:
-                await asyncio.sleep(_POLL)  # its last message may still be under way
-                self.manager.scheduler_died(f"the scheduler process ended with exit code {self._exit_code()}")
+            # While `stop` joins the process in a thread, nobody else may ask for its exit code: only one of two waits gets it.
+            if self.manager.fatal is None and not self._stopping and (code := self._exit_code()) is not None:
+                await self._last_words(code)
+                self.manager.scheduler_died(f"the scheduler process ended with exit code {code}")
             life = self.manager.liveness()
             if self.manager.fatal is None and not life.alive and self.manager.scheduler_ready.is_set():
                 self.manager.scheduler_died(
@@ -85,6 +87,13 @@ class Launcher:
                 )
             if self.manager.fatal is not None:
                 raise (StartRefused if self.manager.fatal_is_mistake else ServerFailed)(self.manager.fatal)
+
+    async def _last_words(self, code: int) -> None:
+        """A scheduler that fails has sent why before it ends (exit code 1), but that may still be under way. A killed one has not."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (_LAST_WORDS if code > 0 else _POLL)
+        while self.manager.fatal is None and loop.time() < until:
+            await asyncio.sleep(_POLL / 10)
 
     def _exit_code(self) -> int | None:
         return self.process.exitcode if self.process is not None else None

@@ -83,7 +83,7 @@ def _end_with_parent(parent: int) -> None:
 def _send_fatal(address: str, text: str) -> None:
     context = Context()
     socket = context.socket(SocketType.PUSH)
-    socket.setsockopt(SocketOption.LINGER, 1000)
+    socket.setsockopt(SocketOption.LINGER, 5000)
     socket.connect(address)
     socket.send(io_struct.encode(io_struct.Fatal(traceback=text)))
     socket.close()

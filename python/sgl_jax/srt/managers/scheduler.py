@@ -53,10 +53,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """Everything optional: tokenizer for stop strings, clock, crash bundles, what ``Ready`` adds to the limits."""
+    """Everything optional: tokenizer for stop strings, clock, crash bundles, what ``Ready`` adds to the limits.
+
+    The clock measures waits and deadlines, so it must not be one that somebody sets.
+    """
 
     load_tokenizer: Callable[[], Any] | None = None
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
     crash_dir: str | Path = "crash-bundles"
     resolved_args: Mapping[str, Any] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import signal
 import psutil
 import pytest
 
-from sgl_jax.test.entrypoints.running import REAL, RunningServer, running
+from sgl_jax.test.entrypoints.running import REAL, RunningServer, paused_in_decode, running
 
 FLAGS = (
     *("--enable-unified-radix-cache", "--enable-cache-report", "--enable-metrics", "--disable-precompile"),
@@ -69,9 +69,7 @@ def test_a_killed_scheduler_ends_the_server(server):
     ]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         body = {"text": TEXT, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
-        answer = pool.submit(server.post, "/generate", body)
-        while server.client.get("/get_server_info").json()["open_requests"] == 0:
-            pass
+        answer = paused_in_decode(server, pool, lambda: server.post("/generate", body))
         os.kill(child.pid, signal.SIGKILL)
         assert answer.result(60).status_code == 500
     assert server.process.wait(90) == 1

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import json
+import queue
 import random
 import re
-import time
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from sgl_jax.test.entrypoints.running import REAL, running
+from sgl_jax.test.entrypoints.running import REAL, paused_in_decode, running, wait_until
 from sgl_jax.tools.ledger_view import main as ledger_command
 
 PAGE = 16
@@ -130,12 +131,34 @@ def test_cache_namespaces(cold):
 
 
 def test_stream_equals_plain(cold):
-    body = {"text": LONG, "sampling_params": {**GREEDY, "max_new_tokens": 40}}
+    """The last part is the plain answer, and earlier ones arrive while the request is still being decoded."""
+    body = {"text": LONG, "sampling_params": {**GREEDY, "max_new_tokens": 120}}
     plain = cold.generate(**body)
-    with cold.client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
-        parts = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read():
+        lines.queue.clear()
+        with cold.client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+            for line in answer.iter_lines():
+                lines.put(line)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        stream = paused_in_decode(cold, pool, read)
+        try:
+            early = [json.loads(lines.get(timeout=60)[6:])]
+            assert not stream.done()
+        finally:
+            cold.post("/continue_generation", {})
+        stream.result(60)
+    *late, done = [line for line in lines.queue if line]
+    parts = early + [json.loads(line[6:]) for line in late]
+    assert done == "data: [DONE]"
+    finished = [part["meta_info"]["finish_reason"] is not None for part in parts]
+    assert finished == [False] * (len(parts) - 1) + [True]
+    assert all(
+        a["output_ids"] == b["output_ids"][: len(a["output_ids"])] for a, b in itertools.pairwise(parts)
+    )
     assert (parts[-1]["text"], parts[-1]["output_ids"]) == (plain["text"], plain["output_ids"])
-    assert len(parts) > 3
 
 
 def test_stop_string_and_seed(cold):
@@ -255,8 +278,20 @@ class Load:
         await asyncio.gather(*(self.one(n) for n in range(count - 8)))
         sampling = {"max_new_tokens": 160, "ignore_eos": True}
         burst = ({"input_ids": [20 + n] * 30, "sampling_params": sampling} for n in range(8))
-        await asyncio.gather(*(self.plain(body) for body in burst))
+        await self.client.post("/pause_generation", json={"mode": "in_place"})
+        tasks = [asyncio.create_task(self.plain(body)) for body in burst]
+        async with asyncio.timeout(
+            60
+        ):  # until what departed clients left has ended: the eight start together
+            while await self.numbers() != (0, 8):
+                await asyncio.sleep(0.01)
+        await self.client.post("/continue_generation", json={})
+        await asyncio.gather(*tasks)
         self.done += 8
+
+    async def numbers(self) -> tuple[int, int]:
+        load = (await self.client.get("/get_load")).json()[0]
+        return load["num_running_reqs"], load["num_queue_reqs"]
 
 
 def test_500_mixed_requests_leave_nothing_behind(cold):
@@ -273,10 +308,7 @@ def test_500_mixed_requests_leave_nothing_behind(cold):
     load = asyncio.run(drive())
     assert load.done == 500
     assert set(load.codes) == {200, 400} and load.codes[400] > 20
-    deadline = time.monotonic() + 30
-    while not cold.client.get("/get_cache_ledger").json()["idle"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: cold.client.get("/get_cache_ledger").json()["idle"])
     state = ledger(cold)
     for pool in ("full", "swa"):
         assert state[f"{pool}_tree_protected"] == 0, "a lock was left"
@@ -301,14 +333,14 @@ def test_d65_generate_then_flush_at_once(cold):
         assert cold.client.get("/flush_cache?timeout=5").status_code == 200
 
 
+LONG_ANSWER = {"text": LONG, "sampling_params": {**GREEDY, "max_new_tokens": 120}}
+
+
 @contextlib.contextmanager
-def long_request(server, tokens=120):
-    """A request in the middle of its decode; yields the future of its answer. Nothing of it is left behind."""
+def long_request(server):
+    """A request, paused in place in the middle of its decode; yields the future of its answer. Leaves nothing behind."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        sampling = {**GREEDY, "max_new_tokens": tokens}
-        answer = pool.submit(server.generate, text=LONG, rid="long", sampling_params=sampling)
-        while not (state := live(server)) or state[0]["output_tokens"] == 0:
-            time.sleep(0.01)
+        answer = paused_in_decode(server, pool, lambda: server.generate(**LONG_ANSWER, rid="long"))
         try:
             yield answer
         finally:
@@ -317,55 +349,47 @@ def long_request(server, tokens=120):
             answer.result(60)
 
 
-def live(server):
-    return server.client.get("/get_server_info").json()["internal_states"][0]["requests"]
-
-
-def pause(server, mode):
-    return server.post("/pause_generation", {"mode": mode})
-
-
 def test_pause_modes(cold):
     """D30: in_place keeps memory and place, retract gives both back, abort ends; what goes on says the same words."""
-    alone = cold.generate(text=LONG, sampling_params={**GREEDY, "max_new_tokens": 120})["output_ids"]
-    assert pause(cold, "nap").status_code == 400
+    alone = cold.generate(**LONG_ANSWER)["output_ids"]
+    assert cold.pause("nap").status_code == 400
     with long_request(cold) as answer:
-        assert pause(cold, "in_place").json() == {"success": True, "paused": True, "mode": "in_place"}
-        (before,) = live(cold)
-        time.sleep(0.2)
-        assert live(cold) == [before] and before["state"] == "decode"
+        assert cold.pause("in_place").json() == {"success": True, "paused": True, "mode": "in_place"}
+        (before,) = cold.live()
+        for _ in range(20):  # each call is a turn of the loop, in which it could have made a token
+            assert cold.live() == [before] and before["state"] == "decode"
         assert "1 running request(s)" in cold.client.get("/flush_cache").text
-        assert pause(cold, "retract").status_code == 200
-        (waiting,) = live(cold)
+        assert cold.pause("retract").status_code == 200
+        (waiting,) = cold.live()
         assert (waiting["state"], waiting["wait_reason"]) == ("waiting", "generation is paused")
         held = ledger(cold)
         assert held["full_request_owned"] == held["swa_request_owned"] == held["full_tree_protected"] == 0
         cold.post("/continue_generation", {})
         assert answer.result(60)["output_ids"] == alone
     with long_request(cold) as answer:
-        assert pause(cold, "abort").status_code == 200
+        assert cold.pause("abort").status_code == 200
         ended = answer.result(60)["meta_info"]["finish_reason"]
         assert ended["type"] == "abort" and "paused" in ended["message"]
-        assert live(cold) == []
+        assert cold.live() == []
     assert cold.client.get("/flush_cache").status_code == 200
 
 
 def test_d65_d69_a_flush_waits_alone_and_gives_up_in_time(cold):
     """D65, D69: refused with what is pending; one waits, a second is told so; expiry and success leave the server working."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool, long_request(cold) as answer:
-        pause(cold, "in_place")
+    alone = cold.generate(**LONG_ANSWER)["output_ids"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool, long_request(cold) as answer:
         refused = cold.client.get("/flush_cache?format=json").json()
         assert refused["success"] is False and refused["pending"] == ["1 running request(s)"]
-        first = pool.submit(cold.client.get, "/flush_cache?timeout=1")
-        time.sleep(0.3)
-        second = cold.client.get("/flush_cache?timeout=1")
-        assert second.status_code == 400 and "already in progress" in second.text
-        assert first.result(60).status_code == 400 and "did not become idle in time" in first.result().text
-        waiting = pool.submit(cold.client.get, "/flush_cache?timeout=60&format=json")
-        time.sleep(0.2)
+        expired = cold.client.get("/flush_cache?timeout=1")
+        assert expired.status_code == 400 and "did not become idle in time" in expired.text
+        two = [pool.submit(cold.client.get, "/flush_cache?timeout=50&format=json") for _ in range(2)]
+        told, waits = concurrent.futures.wait(two, 60, concurrent.futures.FIRST_COMPLETED)
+        (second,), (first,) = told, waits  # whichever came later
+        assert second.result().status_code == 400 and "already in progress" in second.result().text
+        assert not answer.done()
         cold.post("/continue_generation", {})
-        assert waiting.result(60).json()["ranks"][0]["pools"]["full"]["leaked"] == 0
-        assert answer.done()
+        assert first.result(60).json()["ranks"][0]["pools"]["full"]["leaked"] == 0
+        assert answer.result(60)["output_ids"] == alone  # flushed after its end: nothing of it is missing
 
 
 def test_who_owns_a_slot_on_the_command_line(cold, capsys):

@@ -16,5 +16,5 @@ def server():
 @pytest.fixture
 def idle(server):
     """The server with nothing running or cached."""
-    assert server.client.get("/flush_cache?timeout=10").status_code == 200
+    assert server.client.get("/flush_cache?timeout=30").status_code == 200
     return server

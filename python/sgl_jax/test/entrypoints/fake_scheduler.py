@@ -1,7 +1,7 @@
 """A scheduler without a model that speaks io_struct: it answers a prompt with the prompt, one token per step.
 
-``extra_key`` asks for trouble: ``hold`` never answers, ``refuse`` ends with 400, ``late`` fails after two tokens, ``crash``
-raises, ``stuck`` stops the loop without heartbeats.
+``extra_key`` asks for trouble: ``hold`` never answers, ``halt`` makes one token and goes on at the next ``continue``, ``late``
+does the same and then fails, ``refuse`` ends with 400, ``crash`` raises, ``stuck`` stops the loop without heartbeats.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Running:
     req: GenerateReq
     cached: int
     out: list[int] = field(default_factory=list)
+    told: bool = False
 
 
 class FakeScheduler:
@@ -76,7 +77,11 @@ class FakeScheduler:
             self.loops += 1
             if time.monotonic() - self.beat_at > 0.05:
                 self.heartbeat()
-            while self.pull.poll(0 if self.running else 20):
+            patience = 0 if self.running else 20
+            while self.pull.poll(
+                patience
+            ):  # what is there; a stream of calls must not keep requests from starting
+                patience = 0
                 self.take(io_struct.decode_to_scheduler(self.pull.recv()))
             if not self.paused:
                 self.step()
@@ -182,10 +187,11 @@ class FakeScheduler:
             self.paused = message.kind == "pause"
             if self.paused and message.args["mode"] == "abort":
                 self.abort_all()
+            for run in self.running.values():
+                run.told = run.told or not self.paused
         elif message.kind == "internal_state":
-            data = {
-                "ranks": [{"aborted": self.aborted, "finished": self.finished, "running": len(self.running)}]
-            }
+            state = {"aborted": self.aborted, "finished": self.finished, "running": len(self.running)}
+            data = {"ranks": [{**state, "flush_waits": self.flush is not None}]}
         elif message.kind == "load":
             data = {
                 "ranks": [
@@ -234,7 +240,7 @@ class FakeScheduler:
 
     def token(self, run: Running) -> TokenOut | None:
         req = run.req
-        if req.extra_key == "hold":
+        if req.extra_key == "hold" or (req.extra_key in ("halt", "late") and run.out and not run.told):
             return None
         token = req.input_ids[len(run.out) % len(req.input_ids)]
         run.out.append(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,24 @@ GEMMA4 = FIXTURES / "gemma4-tiny"
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port for a server that is about to start, left in TIME_WAIT.
+
+    So the kernel gives it to nobody else for a minute, while the server, with SO_REUSEADDR, may bind it.
+    """
+    with socket.socket() as listener, socket.socket() as client:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        client.connect(listener.getsockname())
+        listener.accept()[0].close()  # this side first: the one that closes first keeps the port
+        return int(listener.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
 
 
 class RunningServer:
@@ -63,6 +79,17 @@ class RunningServer:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def live(self) -> list[dict[str, Any]]:
+        """The real scheduler's requests: waiting and running. Asks again while it is in a step that compiles."""
+        state: dict[str, Any] = {}
+        while "requests" not in state:
+            state = self.client.get("/get_server_info").json()["internal_states"][0]
+        requests: list[dict[str, Any]] = state["requests"]
+        return requests
+
+    def pause(self, mode: str) -> httpx.Response:
+        return self.post("/pause_generation", {"mode": mode})
+
     def terminate(self, seconds: float = 60) -> int:
         """SIGTERM and its exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -84,6 +111,25 @@ def running(module: str, *flags: str, seconds: float = 150, model: Path = GEMMA4
         yield server.wait_ready(seconds)
     finally:
         server.kill()
+
+
+def paused_in_decode(
+    server: RunningServer, pool: concurrent.futures.Executor, ask: Callable[[], Any]
+) -> concurrent.futures.Future[Any]:
+    """Runs ``ask``, which sends one request to an idle real server, and pauses that in place in the middle of its decode.
+
+    It queues while generation is paused and then gets a moment at a time, so that it is caught however slow this process is.
+    """
+    while True:
+        server.pause("in_place")
+        answer = pool.submit(ask)
+        wait_until(server.live)
+        while (requests := server.live()) and not requests[0]["output_tokens"]:
+            server.post("/continue_generation", {})
+            server.pause("in_place")
+        if requests:
+            return answer
+        answer.result(60)  # it ended within one moment: once more
 
 
 FAKE = "sgl_jax.test.entrypoints.fake_server"

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import json
 
 import pytest
 
+from sgl_jax.test.entrypoints.running import wait_until
+
 GREEDY = {"temperature": 0, "max_new_tokens": 6}
 
 
-def events(server, path, body):
-    """The data lines of a stream, parsed; the last must be [DONE]."""
+def events(server, path, body, after_first=lambda: None):
+    """The data lines of a stream, parsed; the last must be [DONE]. ``after_first`` is called when the first has arrived."""
+    lines = []
     with server.client.stream("POST", path, json={**body, "stream": True}) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in answer.iter_lines() if line]
+        for line in filter(None, answer.iter_lines()):
+            lines.append(line)
+            if len(lines) == 1:
+                after_first()
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
@@ -129,23 +136,46 @@ def test_default_output_is_cut_to_the_context(idle):
     assert answer["meta_info"]["completion_tokens"] == 56
 
 
-def test_error_inside_a_stream_is_an_event_then_done(server):
-    parts = events(server, "/generate", {"text": "hello", "extra_key": "late"})
+def load(server):
+    ranks = server.client.get("/get_load").json()
+    return ranks[0]["num_reqs"], ranks[0]["num_waiting_reqs"]
+
+
+def test_a_part_arrives_before_the_next_is_made(idle):
+    """The scheduler stands still after the first token until the client has seen it."""
+    seen = []
+
+    def go_on():
+        seen.append(load(idle))
+        idle.post("/continue_generation", {})
+
+    body = {"text": "hello world", "extra_key": "halt", "sampling_params": GREEDY}
+    parts = events(idle, "/generate", body, go_on)
+    assert seen == [(1, 0)]
+    assert parts[0]["output_ids"] == [2] and parts[0]["meta_info"]["finish_reason"] is None
+    assert parts[-1]["output_ids"] == [2, 87, 84, 91, 91, 94]
+
+
+def test_error_inside_a_stream_is_an_event_then_done(idle):
+    """The error comes after the first part has arrived; before that it would be a plain 500."""
+    body = {"text": "hello", "extra_key": "late"}
+    parts = events(idle, "/generate", body, lambda: idle.post("/continue_generation", {}))
     assert parts[-1]["error"]["message"] == "out of memory"
     assert parts[0]["output_ids"] == [2]
-    assert server.post("/generate", {"text": "hello", "extra_key": "late"}).status_code == 500
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(idle.post, "/generate", body)
+        wait_until(lambda: load(idle) == (1, 0))
+        idle.post("/continue_generation", {})
+        assert answer.result(60).status_code == 500
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_d67_full_queue_is_503_at_once(idle, stream):
     """D67: four run, two wait; every further request is refused promptly, and none stays open."""
-    import concurrent.futures
-
     held = {"text": "x", "extra_key": "hold", "stream": False}
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(idle.post, "/generate", {**held, "rid": f"h{stream}{i}"}) for i in range(6)]
-        while sum(idle.client.get("/get_load").json()[0][k] for k in ("num_reqs", "num_waiting_reqs")) < 6:
-            pass
+        wait_until(lambda: load(idle) == (4, 2))
         refused = [idle.post("/generate", {"text": "x", "stream": stream}) for _ in range(6)]
         assert idle.post("/abort_request", {"abort_all": True}).json()["found"] is True
         answers = [w.result(60) for w in waiting]

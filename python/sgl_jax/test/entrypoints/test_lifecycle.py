@@ -6,7 +6,6 @@ import concurrent.futures
 import json
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from safetensors.numpy import load_file, save_file
 from sgl_jax.launch_server import main
 from sgl_jax.srt.entrypoints.http_server import bind
 from sgl_jax.srt.server_args import ServerArgs, ServerArgsError
-from sgl_jax.test.entrypoints.running import FAKE, GEMMA4, REAL, RunningServer, running
-from sgl_jax.test.entrypoints.test_operations import wait_until
+from sgl_jax.test.entrypoints.running import FAKE, GEMMA4, REAL, RunningServer, running, wait_until
 from sgl_jax.tools import serve_tiny
 
 
@@ -35,33 +33,32 @@ def test_key_drain_and_exit_0():
         assert server.client.get("/get_server_info").json()["api_key"] == "***"
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             body = {"text": "hello", "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
-            answer = pool.submit(server.post, "/generate", body)
+            answer = pool.submit(server.post, "/generate", {**body, "extra_key": "halt"})
             wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 1)
             server.process.terminate()
             wait_until(lambda: server.client.get("/ready").json()["status"] == "draining")
             assert server.post("/generate", {"text": "x"}).status_code == 503
+            # Halted after its first token, so that it could not end before all this was seen.
+            server.post("/continue_generation", {})
             assert answer.result(60).json()["meta_info"]["completion_tokens"] == 200
         assert server.process.wait(90) == 0
 
 
 def test_a_crash_ends_every_request_and_the_server():
     """Streams get an error event, plain requests a 500; exit code 1, the traceback in the log."""
-    with running(FAKE, "--skip-server-warmup") as server, concurrent.futures.ThreadPoolExecutor(3) as pool:
+    with running(FAKE, "--skip-server-warmup") as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
         held = pool.submit(server.post, "/generate", {"text": "x", "extra_key": "hold"})
-        long = {
-            "text": "hello",
-            "stream": True,
-            "sampling_params": {"max_new_tokens": 240, "ignore_eos": True},
-        }
-        stream = pool.submit(server.post, "/generate", long)
-        wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 2)
-        time.sleep(0.1)
-        crash = pool.submit(server.post, "/generate", {"text": "x", "extra_key": "crash"})
+        wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 1)
+        open_stream = {"text": "hello", "stream": True, "extra_key": "halt"}
+        with server.client.stream("POST", "/generate", json=open_stream) as stream:
+            lines = filter(None, stream.iter_lines())
+            assert json.loads(next(lines).removeprefix("data: "))["output_ids"] == [2]
+            crash = pool.submit(server.post, "/generate", {"text": "x", "extra_key": "crash"})
+            error, done = lines
+        assert "scheduler has died" in json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert done == "data: [DONE]"
         assert held.result(60).status_code == 500
         assert crash.result(60).status_code == 500
-        assert "scheduler has died" in stream.result(60).text and stream.result().text.endswith(
-            "data: [DONE]\n\n"
-        )
         assert server.process.wait(90) == 1
         assert "RuntimeError: the fake scheduler was asked to crash" in server.log()
         assert "Traceback (most recent call last)" in server.log()
@@ -143,6 +140,8 @@ def test_weights_that_do_not_fit_exit_1_with_the_whole_list(model):
 
 def test_sigterm_while_starting_exits_0():
     server = RunningServer(FAKE)
-    wait_until(lambda: "Started server process" in server.log(), 90)
-    assert server.terminate(90) == 0
-    server.kill()
+    try:
+        wait_until(lambda: "Started server process" in server.log(), 90)
+        assert server.terminate(90) == 0
+    finally:
+        server.kill()

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import re
-import threading
-import time
+import socket
 
 import pytest
 
+from sgl_jax.test.entrypoints.running import wait_until
 
-def wait_until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
+
+def load(server):
+    return server.client.get("/get_load").json()[0]
 
 
 def running_requests(server):
-    return server.client.get("/get_load").json()[0]["num_reqs"]
+    return load(server)["num_reqs"]
+
+
+def internal_state(server):
+    return server.client.get("/get_server_info").json()["internal_states"][0]
 
 
 @pytest.fixture
@@ -88,19 +91,26 @@ def test_d64_d65_flush_when_busy_says_what_is_pending(idle, held):
         "message": "1 request(s) are not finished",
         "pending": ["held"],
     }
-    threading.Timer(0.3, idle.post, ("/abort_request", {"rid": "held"})).start()
-    assert idle.client.get("/flush_cache?timeout=10").status_code == 200
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(idle.client.get, "/flush_cache?timeout=50")
+        wait_until(lambda: internal_state(idle)["flush_waits"])
+        assert not waiting.done()
+        idle.post("/abort_request", {"rid": "held"})
+        assert waiting.result(60).status_code == 200
 
 
 def test_d69_one_pending_flush(idle, held):
     """D69: a second flush is refused at once; expiry leaves the server working."""
+    expired = idle.client.get("/flush_cache?timeout=0.3&format=json")
+    assert (expired.status_code, expired.json()["pending"]) == (400, ["held"])
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        first = pool.submit(idle.client.get, "/flush_cache?timeout=1")
-        time.sleep(0.2)
-        second = idle.client.get("/flush_cache?timeout=1&format=json")
+        first = pool.submit(idle.client.get, "/flush_cache?timeout=50")
+        wait_until(lambda: internal_state(idle)["flush_waits"])
+        second = idle.client.get("/flush_cache?timeout=50&format=json")
         assert (second.status_code, second.json()["message"]) == (400, "a flush is already in progress")
-        assert first.result(60).status_code == 400
-    idle.post("/abort_request", {"rid": "held"})
+        assert not first.done()
+        idle.post("/abort_request", {"rid": "held"})
+        assert first.result(60).status_code == 200
     wait_until(lambda: running_requests(idle) == 0)
     assert idle.client.get("/flush_cache").status_code == 200
 
@@ -134,14 +144,15 @@ def test_a_rid_in_use_is_refused(idle, held):
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
 def test_d68_a_disconnect_aborts(idle, stream, path):
     """D68: the client goes before the first token, streaming or not; the scheduler is told and frees the request."""
-    import httpx
-
     body = {"text": "x"} if path == "/generate" else {"messages": [{"role": "user", "content": "x"}]}
     body |= {"extra_key": "hold", "rid": f"gone-{stream}-{path}", "stream": stream}
-    with httpx.Client(base_url=idle.url) as client, pytest.raises(httpx.ReadTimeout):
-        client.post(path, json=body, timeout=0.3)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", idle.port)) as client:
+        client.sendall(head.encode() + data)
+        wait_until(lambda: running_requests(idle) == 1)
     wait_until(lambda: running_requests(idle) == 0)
-    assert body["rid"] in idle.client.get("/get_server_info").json()["internal_states"][0]["aborted"]
+    assert body["rid"] in internal_state(idle)["aborted"]
 
 
 def test_d68_a_disconnect_in_the_middle_of_a_stream_aborts(idle):
@@ -149,22 +160,29 @@ def test_d68_a_disconnect_in_the_middle_of_a_stream_aborts(idle):
         "text": "hello",
         "stream": True,
         "rid": "left",
+        "extra_key": "halt",  # so that nothing but the abort can end it
         "sampling_params": {"max_new_tokens": 200, "ignore_eos": True},
     }
     with idle.client.stream("POST", "/generate", json=body) as answer:
         next(answer.iter_lines())
     wait_until(lambda: running_requests(idle) == 0)
-    state = idle.client.get("/get_server_info").json()
-    assert "left" in state["internal_states"][0]["aborted"]
-    assert state["open_requests"] == 0
+    info = idle.client.get("/get_server_info").json()
+    assert "left" in info["internal_states"][0]["aborted"]
+    assert info["open_requests"] == 0
+
+
+def loop_count(server):
+    return server.client.get("/health").json()["loop_count"]
 
 
 def test_pause_and_continue(idle):
     assert idle.post("/pause_generation", {"mode": "in_place"}).status_code == 200
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(idle.generate, text="x", sampling_params={"max_new_tokens": 1})
-        time.sleep(0.2)
-        assert not answer.done()
+        wait_until(lambda: load(idle)["num_waiting_reqs"] == 1)
+        turns = loop_count(idle)
+        wait_until(lambda: loop_count(idle) > turns + 2)  # turns in which it could have started
+        assert load(idle)["num_waiting_reqs"] == 1 and not answer.done()
         assert idle.post("/continue_generation", {}).status_code == 200
         assert answer.result(60)["output_ids"] == [2]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import numpy as np
 import pytest
 
 from sgl_jax.srt.managers.io_struct import ControlReq, GenerateReq, SamplingParams, ShutdownReq
 from sgl_jax.srt.managers.request import WaitReason
+from sgl_jax.srt.managers.scheduler import SchedulerOptions
 from sgl_jax.srt.mem_cache.errors import LedgerViolationError, UnmappedSlotError
 from sgl_jax.test.managers.world import CACHES, VOCAB, World, make_world, prompt
 
@@ -545,6 +547,11 @@ def test_control_messages_never_raise_on_bad_arguments():
     for args in ({"timeout": "x"}, {"timeout": -1}, {"timeout": True}):
         world.scheduler.handle(ControlReq(kind="flush_cache", req_id="q", args=args))
         assert not world.replies[-1].ok
+
+
+def test_deadlines_do_not_follow_the_wall_clock():
+    """Somebody sets the time while a flush waits: it must neither give up at once nor wait for hours."""
+    assert SchedulerOptions().clock is time.monotonic
 
 
 def test_zero_new_tokens_only_computes_the_prompt():

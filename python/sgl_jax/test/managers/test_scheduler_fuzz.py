@@ -44,7 +44,7 @@ def test_a_case_is_the_same_twice_and_in_another_process(index):
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     other = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     assert other.stdout.strip() == first.digest.hexdigest()
 

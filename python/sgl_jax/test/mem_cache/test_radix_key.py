@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, TokenBuffer, get_child_key, packed_child_key
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
+
+
+def examples(count: int) -> settings:
+    """So many, however slow the machine is."""
+    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def common(a, b) -> int:
@@ -59,7 +65,7 @@ def test_a_key_does_not_follow_later_changes_of_its_source():
 
 
 @given(st.lists(INT32, max_size=30), st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_slices_behave_like_list_slices(ids, data):
     key = RadixKey(ids, "x", 0)
     bound = st.one_of(st.none(), st.integers(-35, 35))
@@ -81,7 +87,7 @@ def test_an_index_out_of_range_raises(index):
 
 
 @given(TOKENS, TOKENS, st.integers(0, 10), st.integers(0, 10))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_match_len_and_startswith_at_any_offset(a, b, i, j):
     x, y = RadixKey(a)[i:], RadixKey(b)[j:]
     expected = common(a[i:], b[j:])
@@ -94,7 +100,7 @@ def test_match_len_and_startswith_at_any_offset(a, b, i, j):
 
 
 @given(TOKENS, st.integers(0, 40), st.integers(0, 40))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_prefix_is_found_and_one_changed_id_is_located(ids, cut, at):
     key = RadixKey(ids)
     assert key.startswith(key[:cut]) and key.match_len(key[:cut]) == min(cut, len(ids))
@@ -134,7 +140,7 @@ def test_keys_of_a_growing_buffer_stay_what_they_were():
 
 
 @given(st.lists(TOKENS, max_size=6))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_buffer_equals_the_concatenated_list(parts):
     buffer, flat = TokenBuffer(), []
     keys = []
@@ -175,7 +181,7 @@ def test_slicing_copies_nothing():
 
 
 @given(TOKENS, TOKENS, st.integers(0, 5))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_bigram_keys_count_positions(a, b, i):
     x, y = list(itertools.pairwise(a)), list(itertools.pairwise(b))
     kx, ky = RadixKey(x), RadixKey(y)
@@ -226,7 +232,7 @@ def test_child_keys_of_bigrams():
 
 
 @given(TOKENS, TOKENS, st.sampled_from([1, 2, 4]))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_packed_child_keys_agree_with_the_seam(a, b, page):
     """Equal exactly when the first pages and the namespaces are equal."""
     spaces = [(None, None), ("x", None), (None, 0), (None, 1), ("x", 1), ("1", None)]
@@ -264,11 +270,13 @@ def test_matching_makes_few_calls_whatever_the_length():
             nonlocal count
             count += event in ("call", "c_call")
 
+        gc.disable()  # JAX has a callback in each collection
         sys.setprofile(profiler)
         try:
             action()
         finally:
             sys.setprofile(None)
+            gc.enable()
         return count
 
     seen = set()

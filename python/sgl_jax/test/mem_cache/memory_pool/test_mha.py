@@ -180,4 +180,4 @@ for wrong, text in ((dict(head_num=1), "replicate the KV heads"), (dict(dp_size=
         raise SystemExit(f"{wrong} accepted")
 """
     env = {**__import__("os").environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=env)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=env)
