@@ -19,6 +19,7 @@ from sgl_jax.tools.mutants.mutant import PACKAGE_ROOT, Mutant
 #: Quickest first: most mutants die in the worked examples.
 SUITE: tuple[str, ...] = (
     "test/faults",
+    "test/mem_cache/allocator/test_cascade.py",
     "test/mem_cache/unified/test_eviction.py",
     "test/stateful/test_lru_machine.py",
     "test/stateful/test_replays.py",
