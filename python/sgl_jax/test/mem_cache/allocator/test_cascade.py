@@ -86,13 +86,16 @@ def test_only_the_array_that_was_given_last_is_known():
 
 
 def test_the_same_ids_on_another_rank_are_other_pages():
+    """On rank 1 page 1 belongs to a request of two tokens, which keeps its FULL half."""
     a = dual(4, 4, 4, 2)
     slots = frozen(a.alloc(4, dp_rank=0))
-    assert a.alloc(4, dp_rank=1).tolist() == slots.tolist()
+    assert a.alloc_extend([0], [2], [-1], 2, dp_rank=1).tolist() == slots[:2].tolist()
     a.free_full(slots, dp_rank=0)
     a.free_swa(slots, dp_rank=1)
     assert (sizes(a, 0), sizes(a, 1)) == ((16, 12), (12, 16))
     assert mapping_of(a, 0)[4:8].tolist() == [4, 5, 6, 7] and not mapping_of(a, 1).any()
+    a.free_full(slots[:2], dp_rank=1)
+    assert sizes(a, 1) == (16, 16)
 
 
 def test_an_array_that_can_change_is_read_twice():
