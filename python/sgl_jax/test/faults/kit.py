@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -138,26 +135,6 @@ class Kit:
         self.evict(full=self.capacity[0], swa=self.capacity[1], rank=rank)
         assert self.available(rank) == self.capacity
         assert self.views() == [] or rank != 0
-
-
-def count_calls(action: Callable[[], object]) -> int:
-    """Python and C calls made by ``action``: a cost that does not depend on the machine."""
-    calls = 0
-
-    def hook(_frame: Any, event: str, _arg: Any) -> None:
-        nonlocal calls
-        if event in ("call", "c_call"):
-            calls += 1
-
-    gc.collect()
-    gc.disable()  # finalizers and collector callbacks are nobody's cost
-    sys.setprofile(hook)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
 
 
 def seq(count: int, start: int = 100) -> list[int]:

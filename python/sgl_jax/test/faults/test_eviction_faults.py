@@ -7,7 +7,8 @@ import pytest
 
 from sgl_jax.srt.mem_cache.common import alloc_paged_token_slots_extend, alloc_token_slots
 from sgl_jax.srt.mem_cache.unified_cache_components import LRURefreshPhase
-from sgl_jax.test.faults.kit import Kit, count_calls, seq
+from sgl_jax.test.counting import count_calls
+from sgl_jax.test.faults.kit import Kit, seq
 
 
 def live_tokens(kit: Kit, first: int) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-
 import pytest
 
+from sgl_jax.test.counting import count_calls
 from sgl_jax.test.managers.world import make_world
 from sgl_jax.tools.bench import no_sharing, scheduler
 
@@ -29,26 +27,8 @@ def calls_per_step(batch: int, page: int, *, stream: bool, overlap: bool) -> int
     while world.scheduler.roster.seats[0].runnable().size < batch:
         world.step()
     world.step(4)
-    count = 0
-
-    def profile(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    steps = 0
-    lowest = sys.maxsize
-    while steps < 6:  # the lowest: page crossings and reclaims come in between
-        count = 0
-        gc.disable()
-        sys.setprofile(profile)
-        try:
-            world.scheduler.step()
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        lowest = min(lowest, count)
-        steps += 1
-    return lowest
+    # the lowest: page crossings and reclaims come in between
+    return min(count_calls(world.scheduler.step) for _ in range(6))
 
 
 @pytest.mark.parametrize("overlap", [True, False])

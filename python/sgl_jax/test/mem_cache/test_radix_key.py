@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, TokenBuffer, get_child_key, packed_child_key
+from sgl_jax.test.counting import count_calls
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
@@ -261,29 +261,16 @@ def test_repr_previews_ten_ids():
 
 def test_matching_makes_few_calls_whatever_the_length():
     """G5-G7: no Python per token."""
-    import sys
-
-    def calls(action) -> int:
-        count = 0
-
-        def profiler(_frame, event, _arg):
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        gc.disable()  # JAX has a callback in each collection
-        sys.setprofile(profiler)
-        try:
-            action()
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        return count
-
     seen = set()
     for n in (64, 65536):
         ids = np.arange(n, dtype=np.int32)
         other = ids.copy()
         other[-1] = -1
         x, y = RadixKey(ids), RadixKey(other)
-        seen.add((calls(lambda x=x, y=y: x.match_len(y)), calls(lambda x=x: x.startswith(x[:32].compact()))))
+        seen.add(
+            (
+                count_calls(lambda x=x, y=y: x.match_len(y)),
+                count_calls(lambda x=x: x.startswith(x[:32].compact())),
+            )
+        )
     assert len(seen) == 1 and max(max(s) for s in seen) < 25

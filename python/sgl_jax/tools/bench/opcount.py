@@ -27,10 +27,24 @@ def _is_numpy(function: Any) -> bool:
     return isinstance(getattr(function, "__self__", None), np.ndarray | np.generic)
 
 
-def count_calls(action: Callable[[], object]) -> tuple[int, int]:
-    """(calls, numpy calls) of one run of ``action``, the call of ``action`` itself left out, and no collection in between."""
-    calls = numpy_calls = 0
+def profiled(action: Callable[[], object], hook: Callable[[Any, str, Any], None]) -> None:
+    """Run ``action`` under a profile hook, which also sees its call and the switching off, and without a collection in between:
+    whoever has a callback in each collection is no cost of the action.
+    """
     collects = gc.isenabled()
+    gc.disable()
+    sys.setprofile(hook)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+        if collects:
+            gc.enable()
+
+
+def count_calls(action: Callable[[], object]) -> tuple[int, int]:
+    """(calls, numpy calls) of one run of ``action``, the call of ``action`` itself left out."""
+    calls = numpy_calls = 0
 
     def hook(_frame: Any, event: str, argument: Any) -> None:
         nonlocal calls, numpy_calls
@@ -40,14 +54,7 @@ def count_calls(action: Callable[[], object]) -> tuple[int, int]:
         elif event == "call":
             calls += 1
 
-    gc.disable()  # whoever has a callback in each collection is no cost of the action
-    sys.setprofile(hook)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-        if collects:
-            gc.enable()
+    profiled(action, hook)
     return calls - 2, numpy_calls  # the action and the switching off
 
 

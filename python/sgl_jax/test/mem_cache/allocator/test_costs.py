@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 
 import numpy as np
 import pytest
 
 from sgl_jax.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sgl_jax.srt.mem_cache.allocator.rank_pool import RankPool
+from sgl_jax.test.counting import count_calls
 from sgl_jax.test.mem_cache.allocator.build import dual
-
-
-def calls_of(action) -> int:
-    """C and Python function calls made by ``action``: constant when no Python loop runs over pages or sequences.
-
-    Without a collection in between: JAX has a callback in each.
-    """
-    count = 0
-
-    def profiler(_frame, event, _arg):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    gc.disable()
-    sys.setprofile(profiler)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return count
 
 
 @pytest.mark.parametrize("page", [1, 64, 256])
@@ -42,12 +21,12 @@ def test_calls_do_not_grow_with_the_pool_or_the_request(page):
         for tokens in (8 * page, 32 * page):
             a = dual(page, pages, pages, strict=False)
             box = {}
-            seen["alloc"].add(calls_of(lambda a=a, t=tokens, box=box: box.update(x=a.alloc(t))))
+            seen["alloc"].add(count_calls(lambda a=a, t=tokens, box=box: box.update(x=a.alloc(t))))
             seen["extend"].add(
-                calls_of(lambda a=a, t=tokens, box=box: box.update(y=a.alloc_extend([0], [t], [-1], t)))
+                count_calls(lambda a=a, t=tokens, box=box: box.update(y=a.alloc_extend([0], [t], [-1], t)))
             )
-            seen["free_swa"].add(calls_of(lambda a=a, box=box: a.free_swa(box["x"])))
-            seen["free"].add(calls_of(lambda a=a, box=box: a.free(box["y"])))
+            seen["free_swa"].add(count_calls(lambda a=a, box=box: a.free_swa(box["x"])))
+            seen["free"].add(count_calls(lambda a=a, box=box: a.free(box["y"])))
     assert {name: len(counts) for name, counts in seen.items()} == dict.fromkeys(seen, 1)
 
 
@@ -61,11 +40,11 @@ def test_decode_and_batched_extend_run_no_loop_per_sequence():
         last = out[np.cumsum(lens) - 1]
         box = {}
         decode.add(
-            calls_of(lambda a=a, n=lens + 1, last=last, box=box: box.update(x=a.alloc_decode(n, last)))
+            count_calls(lambda a=a, n=lens + 1, last=last, box=box: box.update(x=a.alloc_decode(n, last)))
         )
         more = lens + 40
         extend.add(
-            calls_of(
+            count_calls(
                 lambda a=a, n=lens + 1, m=more, box=box: a.alloc_extend(n, m, box["x"], int((m - n).sum()))
             )
         )
@@ -106,7 +85,8 @@ def test_masks_and_counters_need_no_python_per_slot():
     a = PagedTokenToKVPoolAllocator(64 * 4096, 64, None)
     a.alloc(64 * 100)
     assert (
-        calls_of(lambda: (a.free_mask(0), a.pending_mask(0), a.allocated_mask(0), a.available_size(0))) < 20
+        count_calls(lambda: (a.free_mask(0), a.pending_mask(0), a.allocated_mask(0), a.available_size(0)))
+        < 20
     )
     assert a.free_mask(0).shape == (4097,)
 

@@ -7,6 +7,7 @@ from sgl_jax.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixPar
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey
 from sgl_jax.srt.mem_cache.swa_radix_cache import SWARadixCache, TreeNode
 from sgl_jax.srt.mem_cache.swa_radix_cache.node import Surrendered
+from sgl_jax.test.counting import count_calls
 from sgl_jax.test.mem_cache.legacy.kit import Desk, seq
 
 
@@ -265,8 +266,6 @@ def test_disabled_cache_matches_nothing_and_stores_nothing():
 
 def test_evicting_one_leaf_touches_one_leaf():
     """G9 shape: no heap over all leaves is rebuilt."""
-    from sgl_jax.test.faults.kit import count_calls
-
     costs = []
     for leaves in (50, 400):
         desk = Desk(full=2048, swa=2048)

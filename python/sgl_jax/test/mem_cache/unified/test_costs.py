@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
 from sgl_jax.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sgl_jax.srt.mem_cache.radix_tree.key import RadixKey, TokenBuffer
+from sgl_jax.test.counting import count_calls
 from sgl_jax.test.mem_cache.unified.desk import FULL, SWA, Desk
-
-
-def calls(action: Callable[[], Any]) -> int:
-    """Python and C calls of ``action``, without a collection and its callbacks in between."""
-    count = 0
-
-    def hook(_frame: Any, event: str, _arg: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    gc.disable()
-    sys.setprofile(hook)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return count
 
 
 def long_desk(pages: int, page: int = 16) -> tuple[Desk, RadixKey]:
@@ -56,7 +34,7 @@ def test_insert_is_linear() -> None:
         key = RadixKey(np.arange(pages * 16, dtype=np.int32), None, 0)
         slots = desk.alloc(pages)
         costs.append(
-            calls(lambda desk=desk, key=key, slots=slots: desk.cache.insert(InsertParams(key, slots)))
+            count_calls(lambda desk=desk, key=key, slots=slots: desk.cache.insert(InsertParams(key, slots)))
         )
     assert costs[1] < 4.4 * costs[0]
 
@@ -65,7 +43,7 @@ def test_match_is_linear_in_nodes() -> None:
     costs = []
     for pages in (64, 256):
         desk, key = long_desk(pages)
-        costs.append(calls(lambda desk=desk, key=key: desk.cache.match_prefix(MatchPrefixParams(key))))
+        costs.append(count_calls(lambda desk=desk, key=key: desk.cache.match_prefix(MatchPrefixParams(key))))
     assert costs[1] < 4.4 * costs[0]
 
 
@@ -73,7 +51,7 @@ def test_match_is_linear_in_nodes() -> None:
 def test_evicting_one_costs_the_same_in_any_tree(want: dict[str, int]) -> None:
     """D83, G9, G10: no scan, no heap over all leaves."""
     costs = [
-        calls(lambda desk=desk: desk.cache.evict(EvictParams(**want, dp_rank=0)))
+        count_calls(lambda desk=desk: desk.cache.evict(EvictParams(**want, dp_rank=0)))
         for desk in (many_leaves(50), many_leaves(800))
     ]
     assert costs[1] <= costs[0] + 4
@@ -88,7 +66,7 @@ def test_evicting_skips_locked_nodes_for_free() -> None:
             node = desk.cache.root_node.children[desk.cache.get_child_key_fn(RadixKey([i], None, 0))]
             desk.cache.inc_lock_ref(node)
         assert desk.cache.accounts.oldest_leaf(0) is not None  # files what the locks changed, paid by them
-        costs.append(calls(lambda desk=desk: desk.cache.evict(EvictParams(num_tokens=1, dp_rank=0))))
+        costs.append(count_calls(lambda desk=desk: desk.cache.evict(EvictParams(num_tokens=1, dp_rank=0))))
         assert desk.sums() == (0, locked, 0, locked)
     assert costs[1] <= costs[0] + 4
 
@@ -106,7 +84,9 @@ def test_evicting_ignores_the_other_rank() -> None:
         desk.rank = 0
         for i in range(5):
             desk.cache.insert(InsertParams(RadixKey([i], None, 0), desk.alloc(1)))
-    costs = [calls(lambda d=d: d.cache.evict(EvictParams(num_tokens=1, dp_rank=0))) for d in (few, many)]
+    costs = [
+        count_calls(lambda d=d: d.cache.evict(EvictParams(num_tokens=1, dp_rank=0))) for d in (few, many)
+    ]
     assert costs[0] == costs[1]
 
 
@@ -117,7 +97,7 @@ def test_a_lock_on_a_locked_path_costs_the_window() -> None:
         desk, key = long_desk(pages)
         node = desk.cache.match_prefix(MatchPrefixParams(key)).last_device_node
         desk.cache.inc_lock_ref(node)
-        costs.append(calls(lambda desk=desk, node=node: desk.cache.inc_lock_ref(node)))
+        costs.append(count_calls(lambda desk=desk, node=node: desk.cache.inc_lock_ref(node)))
     assert costs[0] == costs[1]
 
 
@@ -134,7 +114,7 @@ def test_a_chunk_commit_does_not_depend_on_the_history() -> None:
             req.fill_ids = range(high * 16)
             req.kv_committed_len = req.kv_allocated_len = high * 16
             desk.cache.accounts.oldest_leaf(0)  # files what earlier changes left
-            cost = calls(lambda desk=desk, req=req: desk.cache.cache_unfinished_req(req))
+            cost = count_calls(lambda desk=desk, req=req: desk.cache.cache_unfinished_req(req))
         costs.append(cost)
         desk.sound()
     assert costs[1] <= costs[0] + 8
