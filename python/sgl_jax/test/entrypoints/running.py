@@ -87,6 +87,11 @@ class RunningServer:
         requests: list[dict[str, Any]] = state["requests"]
         return requests
 
+    def load(self) -> dict[str, Any]:
+        """Rank 0 of ``/get_load``."""
+        load: dict[str, Any] = self.client.get("/get_load").json()[0]
+        return load
+
     def pause(self, mode: str) -> httpx.Response:
         return self.post("/pause_generation", {"mode": mode})
 

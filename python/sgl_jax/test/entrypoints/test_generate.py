@@ -136,9 +136,9 @@ def test_default_output_is_cut_to_the_context(idle):
     assert answer["meta_info"]["completion_tokens"] == 56
 
 
-def load(server):
-    ranks = server.client.get("/get_load").json()
-    return ranks[0]["num_reqs"], ranks[0]["num_waiting_reqs"]
+def running_and_waiting(server):
+    load = server.load()
+    return load["num_reqs"], load["num_waiting_reqs"]
 
 
 def test_a_part_arrives_before_the_next_is_made(idle):
@@ -146,7 +146,7 @@ def test_a_part_arrives_before_the_next_is_made(idle):
     seen = []
 
     def go_on():
-        seen.append(load(idle))
+        seen.append(running_and_waiting(idle))
         idle.post("/continue_generation", {})
 
     body = {"text": "hello world", "extra_key": "halt", "sampling_params": GREEDY}
@@ -164,7 +164,7 @@ def test_error_inside_a_stream_is_an_event_then_done(idle):
     assert parts[0]["output_ids"] == [2]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(idle.post, "/generate", body)
-        wait_until(lambda: load(idle) == (1, 0))
+        wait_until(lambda: running_and_waiting(idle) == (1, 0))
         idle.post("/continue_generation", {})
         assert answer.result(60).status_code == 500
 
@@ -175,7 +175,7 @@ def test_d67_full_queue_is_503_at_once(idle, stream):
     held = {"text": "x", "extra_key": "hold", "stream": False}
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(idle.post, "/generate", {**held, "rid": f"h{stream}{i}"}) for i in range(6)]
-        wait_until(lambda: load(idle) == (4, 2))
+        wait_until(lambda: running_and_waiting(idle) == (4, 2))
         refused = [idle.post("/generate", {"text": "x", "stream": stream}) for _ in range(6)]
         assert idle.post("/abort_request", {"abort_all": True}).json()["found"] is True
         answers = [w.result(60) for w in waiting]

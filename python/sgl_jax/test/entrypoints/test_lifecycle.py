@@ -34,7 +34,7 @@ def test_key_drain_and_exit_0():
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             body = {"text": "hello", "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
             answer = pool.submit(server.post, "/generate", {**body, "extra_key": "halt"})
-            wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 1)
+            wait_until(lambda: server.load()["num_reqs"] == 1)
             server.process.terminate()
             wait_until(lambda: server.client.get("/ready").json()["status"] == "draining")
             assert server.post("/generate", {"text": "x"}).status_code == 503
@@ -48,7 +48,7 @@ def test_a_crash_ends_every_request_and_the_server():
     """Streams get an error event, plain requests a 500; exit code 1, the traceback in the log."""
     with running(FAKE, "--skip-server-warmup") as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
         held = pool.submit(server.post, "/generate", {"text": "x", "extra_key": "hold"})
-        wait_until(lambda: server.client.get("/get_load").json()[0]["num_reqs"] == 1)
+        wait_until(lambda: server.load()["num_reqs"] == 1)
         open_stream = {"text": "hello", "stream": True, "extra_key": "halt"}
         with server.client.stream("POST", "/generate", json=open_stream) as stream:
             lines = filter(None, stream.iter_lines())

@@ -12,12 +12,8 @@ import pytest
 from sgl_jax.test.entrypoints.running import wait_until
 
 
-def load(server):
-    return server.client.get("/get_load").json()[0]
-
-
 def running_requests(server):
-    return load(server)["num_reqs"]
+    return server.load()["num_reqs"]
 
 
 def internal_state(server):
@@ -179,10 +175,10 @@ def test_pause_and_continue(idle):
     assert idle.post("/pause_generation", {"mode": "in_place"}).status_code == 200
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(idle.generate, text="x", sampling_params={"max_new_tokens": 1})
-        wait_until(lambda: load(idle)["num_waiting_reqs"] == 1)
+        wait_until(lambda: idle.load()["num_waiting_reqs"] == 1)
         turns = loop_count(idle)
         wait_until(lambda: loop_count(idle) > turns + 2)  # turns in which it could have started
-        assert load(idle)["num_waiting_reqs"] == 1 and not answer.done()
+        assert idle.load()["num_waiting_reqs"] == 1 and not answer.done()
         assert idle.post("/continue_generation", {}).status_code == 200
         assert answer.result(60)["output_ids"] == [2]
 
