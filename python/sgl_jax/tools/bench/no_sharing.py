@@ -95,8 +95,9 @@ class Run:
     def advance(self, steps: int) -> bool:
         """Up to ``steps`` steps; whether there is more to do."""
         began = time.thread_time()
-        while self._arrivals:
-            self._scheduler.handle(self._arrivals.pop(0))
+        for arrival in self._arrivals:
+            self._scheduler.handle(arrival)
+        self._arrivals.clear()
         live = self._scheduler.roster.by_rid
         while steps and len(live) > 1:
             self._scheduler.step()
@@ -132,11 +133,9 @@ def measure(load: Load, route: str, repeats: int) -> NoSharing:
     """The ratio is taken within each repeat; the one that begins alternates."""
     pairs = []
     for repeat in range(repeats):
-        if repeat % 2:
-            base, cost = cpu_per_request(load, ("chunk", route), repeat)
-        else:
-            cost, base = cpu_per_request(load, (route, "chunk"), repeat)
-        pairs.append((cost, base))
+        order = (route, "chunk") if repeat % 2 == 0 else ("chunk", route)
+        cost = dict(zip(order, cpu_per_request(load, order, repeat), strict=True))
+        pairs.append((cost[route], cost["chunk"]))
     ratios = sorted(a / b for a, b in pairs)
     return NoSharing(
         route,

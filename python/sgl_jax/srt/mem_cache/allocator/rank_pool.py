@@ -170,8 +170,6 @@ class RankPool:
             self._window = self._window[self._head :]
         elif self.available * _SCAN_SHARE > self.count:
             self._window = np.flatnonzero(self.state == FREE).astype(np.int32)
-        elif self._head == self._window.size:
-            self._window = np.sort(self._released.view())
         else:
             free = np.concatenate((self._window[self._head :], self._released.view()))
             free.sort()

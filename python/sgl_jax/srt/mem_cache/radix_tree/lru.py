@@ -63,12 +63,11 @@ class LruIndex:
 
     def add(self, node: Aged) -> None:
         """File ``node`` under its present age. No change when it is already filed."""
-        recent, node_id = self._recent, node.id
-        if node_id in recent or node_id in self._late_place:
+        if node.id in self._recent or node.id in self._late_place:
             return
         place = (self._age(node), node.end or 0)
-        if place >= self._newest or not recent:
-            recent[node_id] = node
+        if place >= self._newest or not self._recent:
+            self._recent[node.id] = node
             self._newest = place
             return
         self._filings += 1
@@ -96,7 +95,7 @@ class LruIndex:
         late = self._late
         while late and not self._is_filed(late[0]):
             heapq.heappop(late)
-        first = next(iter(self._recent.values()), None) if self._recent else None
+        first = next(iter(self._recent.values()), None)
         if not late:
             return first
         if first is None or late[0][:2] < (self._age(first), first.end or 0):

@@ -49,9 +49,8 @@ class FullComponent(TreeComponent):
         """``value[prefix_len:]`` → the new leaf."""
         if is_new_leaf:
             assert params.value is not None
-            set_value = self.cache.accounts.set_value
             for piece, low, high in leaf_pieces(node, result.prefix_len):
-                set_value(piece, FULL, params.value[low:high].copy())
+                self.cache.accounts.set_value(piece, FULL, params.value[low:high].copy())
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         """As the default, with locks ending at the child left there: the new parent is locked through it."""

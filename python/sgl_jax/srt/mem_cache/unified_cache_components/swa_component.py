@@ -193,9 +193,9 @@ class SWAComponent(TreeComponent):
             offset += size
 
     def _give_window(self, node: UnifiedTreeNode, swa: IntArray) -> None:
-        """A whole tombstone becomes live, and cold; the value is a copy where ``swa`` is a part of something."""
+        """A whole tombstone becomes live, and cold; the value is a copy."""
         node.component_data[SWA].age = cold_age()  # filed by set_value
-        self.cache.accounts.set_value(node, SWA, swa if swa.base is None else swa.copy())
+        self.cache.accounts.set_value(node, SWA, swa.copy())
 
     def should_skip_leaf_creation(self, total_prefix_len: int, key_len: int, params: InsertParams) -> bool:
         """A leaf wholly below the cursor would be an unmatchable tombstone."""
@@ -204,15 +204,12 @@ class SWAComponent(TreeComponent):
     def leaf_cuts(self, start: int, end: int, params: InsertParams) -> list[int]:
         """At the cursor first, then into pieces of at most ``ceil_page(W)`` from the end (DECISIONS 4, 5)."""
         live_from = min(max(start, self._cursor(params)), end)
-        if live_from == start and end - start <= self._limit:
-            return []
         cuts = [live_from] if start < live_from < end else []
         return cuts + window_cuts(live_from, end, self._limit)
 
     def _cursor(self, params: InsertParams) -> int:
         """The request has SWA from here on, in whole pages (D17)."""
-        evicted = params.swa_evicted_seqlen
-        return ceil_page(evicted, self.cache.page_size) if evicted > 0 else 0
+        return ceil_page(params.swa_evicted_seqlen, self.cache.page_size)
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: InsertParams, result: InsertResult
@@ -228,9 +225,6 @@ class SWAComponent(TreeComponent):
         if live_from == end:
             return
         swa = self.cache.applier.translate(params.value[live_from:end], rank)
-        if node.parent.path_len() == live_from and end - live_from <= self._limit:
-            self._give_window(node, swa)
-            return
         for piece, low, high in leaf_pieces(node, live_from):
             if low >= live_from and high - low <= self._limit:
                 self._give_window(piece, swa[low - live_from : high - live_from])

@@ -188,15 +188,15 @@ class NodeAccounts:
                 indexes[rank].add(node)
             else:
                 indexes[rank].discard(node)
-        barren = self._barren[rank]
-        if self.is_leaf(node):
-            self._leaves[rank].add(node)
-            if not self._can_end_match(node):
-                barren[node.id] = node
-                return
+        leaves, barren = self._leaves[rank], self._barren[rank]
+        leaf = self.is_leaf(node)
+        if leaf:
+            leaves.add(node)
         else:
-            self._leaves[rank].discard(node)
-        if barren:
+            leaves.discard(node)
+        if leaf and not self._can_end_match(node):
+            barren[node.id] = node
+        elif barren:
             barren.pop(node.id, None)
 
     @property
@@ -257,8 +257,7 @@ class NodeAccounts:
 
     def oldest(self, ct: ComponentType, rank: int) -> UnifiedTreeNode | None:
         """The node an auxiliary component evicts next on ``rank``."""
-        if self._unfiled[rank]:
-            self._settle(rank)
+        self._settle(rank)
         node: UnifiedTreeNode | None = self._aux[ct][rank].oldest()
         return node
 
@@ -266,5 +265,4 @@ class NodeAccounts:
         """Leaves of ``rank`` that only occupy slots."""
         if self._unfiled[rank]:
             self._settle(rank)
-        barren = self._barren[rank]
-        return list(barren.values()) if barren else []
+        return list(self._barren[rank].values())
